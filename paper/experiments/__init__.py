@@ -1,6 +1,6 @@
-"""What takes a while: measured by `python -m paper experiments`, stored under `results/`, read by the pages.
+"""Experiments that take a while: measured by `python -m paper experiments`, stored under `results/`, read by the pages.
 
-Needs torch and numpy alone, and runs from a bare source tree.
+Needs only torch and numpy, and runs from a bare source tree.
 """
 
 from collections.abc import Sequence
@@ -46,10 +46,10 @@ __all__ = [
 
 
 def load(experiment: str, results: Path | str | None = None) -> list[Record]:
-    """The stored records of an experiment on every device; none if nothing of it was measured yet.
+    """The stored records of an experiment on every device; empty if it was not measured yet.
 
     Raises ValueError for an unknown name, RecordError, naming file and reason, for a damaged file, and NoRecordsError
-    where the folder was not given and has records of no experiment: away from the source tree there is none.
+    if no folder is given and the default one holds no records of any experiment, as away from the source tree.
     """
     needs = cli.find(experiment, EXPERIMENTS).needs
     folder = default_results() if results is None else Path(results)
@@ -59,7 +59,7 @@ def load(experiment: str, results: Path | str | None = None) -> list[Record]:
 
 
 def is_stale(record: Record) -> bool:
-    """Whether the code that a record depends on has changed since it was measured, or nothing measures it any more."""
+    """Whether the code that a record depends on has changed since it was measured, or its experiment is gone."""
     experiment = EXPERIMENTS.get(record["experiment"])
     return experiment is None or bool(changes(record, experiment.run))
 

@@ -1,7 +1,7 @@
-"""What to measure on a GPU that is at hand for half an hour, in the order of what it tells.
+"""What to measure on a GPU that is available for half an hour, the most informative first.
 
-`python -m paper experiments --campaign` runs the stages one after the other and stores each record when it is made, so
-that it can be cut off anywhere; the next call goes on where it was.
+`python -m paper experiments --campaign` runs the stages one after the other and stores each record when it is made. It
+can be cut off anywhere; the next call goes on from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from paper.experiments.engine.runner import Experiment
 
 
 class Stage(NamedTuple):
-    """An experiment, and how many of its cases, the most informative first; all for None."""
+    """An experiment, and how many of its cases to run, the most informative first; None for all."""
 
     experiment: str
     first: int | None = None
@@ -38,7 +38,7 @@ FIRST = (
     Stage("bytes-speed"),
     Stage("ladder-speed"),
 )
-# Then larger models that learn, the rest of each, and what a CPU can do as well.
+# Then larger models that learn, the remaining cases of the stages above, and what a CPU can do as well.
 STAGES = (
     *FIRST,
     Stage("ladder-large"),

@@ -84,12 +84,12 @@ TITLES = {
 
 
 def _experiment(name: str, module: Parts, needs: Needs, **own: Any) -> Experiment:
-    """The measurement of a module, but for what an experiment has of its `own`."""
+    """An experiment from a module's measurement; the fields in `own` replace those of the module."""
     return Experiment(name, TITLES[name], **{**parts(module), "needs": needs, **own})
 
 
 def _timing(name: str, module: Parts, like: Case, arms: Iterable[str], *phases: str, **own: Any) -> Experiment:
-    """Timings, whose records have cases like this one, and these variants, each with seconds of these phases."""
+    """An experiment of timings; its records have cases like this one and these variants, with seconds of each phase."""
     needs = Needs.like(like, arms=tuple(arms), quantities=tuple(f"{phase}_s" for phase in phases))
     return _experiment(name, module, needs, quiet=True, **own)
 
@@ -103,7 +103,7 @@ def _heads(name: str, cases: Callable[[str], list[Case]], arms: tuple[str, ...])
 
 
 def _training(name: str, module: Parts, like: Case, *tests: str, **own: Any) -> Experiment:
-    """Models that are trained, whose records have cases like this one and these tests (`fitting.experiment`)."""
+    """An experiment that trains models; its records have cases like this one and these tests (`fitting.experiment`)."""
     return fitting.experiment(name, TITLES[name], like, tests=tests, **{**parts(module), **own})
 
 

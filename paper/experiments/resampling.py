@@ -1,7 +1,7 @@
-"""Two arms whose runs are paired by seed: how much they differ in the mean.
+"""The mean difference between two arms whose runs are paired by seed.
 
-Nothing is drawn for up to `ENUMERATED` pairs: what a bootstrap would draw is enumerated, and weighted by how often it
-would be drawn.
+For up to `ENUMERATED` pairs nothing is drawn at random: all resamples of a bootstrap are enumerated, and each is
+weighted by how often it would be drawn.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from paper.experiments.statistics import Interval, expect_probability, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-ENUMERATED = 10  # pairs, of which all resamples are taken: 92,378 that differ
-DRAWN = 100_000  # resamples of more pairs than that
+ENUMERATED = 10  # up to this many pairs all resamples are taken: 92,378 distinct ones for ten
+DRAWN = 100_000  # resamples, if there are more pairs than that
 
 
 class Difference(NamedTuple):
-    """What a run of one arm has more than one of another, in the mean, and the interval that is to hold it."""
+    """By how much the runs of one arm exceed those of another in the mean, and a confidence interval for it."""
 
     mean: float
     interval: Interval
@@ -35,17 +35,17 @@ def paired_difference(
 ) -> Difference:
     """The mean of a - b, for runs paired by seed, with its expanded percentile interval over resampled pairs.
 
-    The quantiles of the bootstrap's means are taken so far out that the interval is Student's where they are normal
-    (the expanded percentile interval: Hesterberg 2015, doi 10.1080/00031305.2015.1089789). All resamples of up to
-    `ENUMERATED` pairs are weighted as often as they occur among the n^n; of more, `DRAWN` are drawn (`generator`, seed
-    0 by default).
+    The quantiles of the bootstrap's means are taken so far out that the interval equals Student's if the means are
+    normal (the expanded percentile interval: Hesterberg 2015, doi 10.1080/00031305.2015.1089789). For up to
+    `ENUMERATED` pairs, each resample is weighted by how often it occurs among the n^n; for more pairs, `DRAWN`
+    resamples are drawn (`generator`, seed 0 by default).
 
-    At a confidence of 95 %, from five pairs or from ten, it holds the mean of normal differences 9 times in 10 at
-    least, and of exponential ones 17 times in 20: where it misses these it mostly ends too early towards their long
-    tail. No resample's mean lies outside of the differences, so that from five pairs a finite interval cannot do better
-    than 15 in 16 even where they are symmetric; where the quantile is rarer than the rarest resample, both ends are
-    infinite. Raises ValueError unless a and b hold as many finite values, two at least, and for a confidence outside
-    (0, 1).
+    At a confidence of 95 %, with five pairs or with ten, the interval covers the mean at least 9 times in 10 for normal
+    differences, and 17 times in 20 for exponential ones; when it misses the latter, it mostly ends too early towards
+    their long tail. The mean of a resample never lies outside the range of the differences. With five pairs, a finite
+    interval therefore covers at most 15 times in 16, even for symmetric differences. If the quantile is rarer than the
+    rarest resample, both ends are infinite. Raises ValueError unless a and b hold the same number of finite values, at
+    least two, and for a confidence outside (0, 1).
     """
     differences = _differences(a, b)
     counts, shares = resamples(len(differences), generator)
@@ -68,10 +68,10 @@ def expanded_tail(n: int, confidence: float) -> float:
 
 
 def resamples(n: int, generator: torch.Generator | None = None) -> tuple[Array, Array]:
-    """How often each of n values is in a resample (S, n), and the share (S,) of the n^n that each resample is.
+    """How often each resample holds each of n values, (S, n), and the share of each resample among the n^n, (S,).
 
-    All that differ for up to `ENUMERATED` values, else `DRAWN` of them. Raises TypeError or ValueError unless n is an
-    integer of at least 2.
+    Up to `ENUMERATED` values these are all distinct resamples, else `DRAWN` random ones. Raises TypeError or ValueError
+    unless n is an integer of at least 2.
     """
     _several(n)
     if n <= ENUMERATED:
@@ -84,7 +84,7 @@ def resamples(n: int, generator: torch.Generator | None = None) -> tuple[Array, 
 
 @lru_cache
 def _all_resamples(n: int) -> tuple[Array, Array]:
-    # n stars between n - 1 bars; what lies between two bars counts one value.
+    # n stars between n - 1 bars; the stars between two bars count how often one value is drawn.
     bars = np.array(list(combinations(range(2 * n - 1), n - 1)))
     edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, 2 * n - 1)))
     counts = np.diff(edges, axis=1) - 1
@@ -109,6 +109,6 @@ def _differences(a: Any, b: Any) -> Array:
 
 
 def _quantile(values: Array, shares: Array, tail: float) -> float:
-    """The least of the values such that it and those below have a share of `tail` or more."""
+    """The smallest value that, together with all values below it, has a share of at least `tail`."""
     order = np.argsort(values, kind="stable")
     return float(values[order[np.searchsorted(shares[order].cumsum(), tail)]])

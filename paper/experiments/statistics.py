@@ -1,8 +1,8 @@
 """Whether arms differ: exact tests and intervals for a handful of runs each, and rules that are fixed before the runs.
 
-Here the runs of two arms are independent; `paper.experiments.resampling` has what is for runs paired by seed. Outcomes
-of which a run has one or the other, as where a task is either learnt or not, are counted as successes. SciPy, whose
-quantiles these take, is imported where it is needed: experiments run without it.
+Here the runs of two arms are independent; `paper.experiments.resampling` handles runs paired by seed. Outcomes with two
+values, such as a task that is learnt or not, are counted as successes. SciPy computes the quantiles; it is imported
+only where it is needed, so that experiments run without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ortho._checks import describe, expect, positive_int
 Interval = tuple[float, float]
 
 LEVEL = 0.05  # the error rate of all comparisons that are shown together
-# What an interval says of an arm against another; of those that are true the first is said.
+# What an interval says about one arm against another; the first that is true is reported.
 OUTCOMES = ("equivalent", "better", "worse", "not worse", "not better", "undecided")
 
 
@@ -46,7 +46,10 @@ class Decision:
             raise TypeError(f"higher_is_better: expected True or False, got {describe(self.higher_is_better)}")
 
     def confidence(self, comparisons: int = 1) -> float:
-        """Of each of so many intervals, such that their lower ends are all right but for `level`; so the upper ends."""
+        """The confidence that each of several intervals needs.
+
+        With it, the probability that any of their lower ends is wrong is at most `level`; so it is for the upper ends.
+        """
         return 1 - 2 * self.level / positive_int("comparisons", comparisons)
 
     def settings(self) -> dict[str, float | bool]:
@@ -60,13 +63,13 @@ class Decision:
 
 
 def decide(interval: Interval, decision: Decision) -> str:
-    """Which of `OUTCOMES` an interval of the first arm's difference to the second says of the first.
+    """Which of `OUTCOMES` holds for the first arm, given an interval of its difference to the second.
 
     'equivalent': every difference in the interval is smaller than the margin (two one-sided tests, Schuirmann 1987).
     'better', 'worse': all lie on one side of 0. 'not worse' (non-inferior), 'not better': all lie on one side of the
-    margin. 'undecided': none of these. An interval beyond 0 and within the margin says 'equivalent': there is a
-    difference, but none that matters. What is said is true of all differences in the interval; it is wrong only where
-    the interval misses the difference. Raises ValueError unless the ends are numbers in order.
+    margin. 'undecided': none of these. An interval that excludes 0 but lies within the margin is 'equivalent': there is
+    a difference, but it is too small to matter. The outcome is true of all differences in the interval; it is wrong
+    only if the interval misses the true one. Raises ValueError unless the ends are numbers in order.
     """
     low, high = interval
     expect(low <= high, "interval", "ends in order", interval)
@@ -84,11 +87,11 @@ def decide(interval: Interval, decision: Decision) -> str:
 
 
 def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
-    """The probability that one of two like arms ranks as high over the other as `better` does over `worse`, or higher.
+    """The probability that, if two arms do not differ, one ranks at least as high as `better` does over `worse`.
 
-    The exact one-sided rank test (Mann & Whitney 1947): if runs are independent and the arms do not differ, each
-    choice of the better arm's runs among all is as likely. Equal values share their ranks. Raises ValueError if either
-    is empty.
+    The exact one-sided rank test (Mann & Whitney 1947): if runs are independent and the arms do not differ, every
+    choice of the better arm's runs among all runs is equally likely. Equal values share their ranks. Raises ValueError
+    if either is empty.
     """
     _expect_values(better, worse)
     pooled = [*better, *worse]
@@ -100,36 +103,37 @@ def better_by_chance(better: Sequence[float], worse: Sequence[float]) -> float:
 
 
 def gain(better: Sequence[float], worse: Sequence[float], chance: float) -> Interval:
-    """(low, high) of what a run of `better` has more than one of `worse`; either end is wrong at most with `chance`.
+    """The interval (low, high) of how much a run of `better` exceeds one of `worse`.
 
-    The ends are order statistics of all differences between two runs, so many from the outside as the exact rank test
-    of `better_by_chance` allows (Hodges & Lehmann 1963), and infinite where there are too few runs for any. Equal
-    values make it wider. Raises ValueError if either is empty, or for a `chance` outside (0, 1/2).
+    Each end is wrong with a probability of at most `chance`. The ends are order statistics of all differences between
+    two runs, as far from the outside as the exact rank test of `better_by_chance` allows (Hodges & Lehmann 1963); they
+    are infinite if there are too few runs. Equal values make the interval wider. Raises ValueError if either is empty,
+    or for a `chance` outside (0, 1/2).
     """
     _expect_values(better, worse)
     expect(0 < chance < 0.5, "chance", "a probability in (0, 1/2)", chance)
     n, m = len(better), len(worse)
     differences = sorted(one - other for one in better for other in worse)
-    # Of like arms whose runs all differ: how many differences are negative, for each choice of the better arm's ranks.
+    # For arms that do not differ, without ties: how many differences are negative, for each choice of better's ranks.
     negative = sorted(sum(ranks) - n * (n - 1) // 2 for ranks in combinations(range(n + m), n))
-    cut = negative[int(chance * len(negative))]  # the largest number below which no more than that share of them lies
+    cut = negative[int(chance * len(negative))]  # the largest number with at most that share of them below it
     return (differences[cut - 1], differences[-cut]) if cut else (-inf, inf)
 
 
 def is_better(by_chance: float, comparisons: int) -> bool:
-    """Whether a probability of chance shows that an arm is better, at the level `LEVEL` of so many comparisons.
+    """Whether the p-value `by_chance` shows that an arm is better, at the level `LEVEL` for all comparisons together.
 
-    By Bonferroni's correction, which needs none of the other comparisons; `holm` does no worse where all are at hand.
+    Uses Bonferroni's correction, which does not need the other p-values; where all are at hand, `holm` does no worse.
     """
     return by_chance <= LEVEL / positive_int("comparisons", comparisons)
 
 
 def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
-    """Which of several hypotheses are rejected, such that any is wrongly at most with probability `level`.
+    """Which of several hypotheses are rejected; the probability of any wrong rejection is at most `level`.
 
-    The step-down procedure of Holm (1979), for probabilities of any dependence: from the least on, each is compared
-    with the level shared among those that are left, until one is above. Raises ValueError for what is no probability,
-    and for a level outside (0, 1).
+    The step-down procedure of Holm (1979), valid for p-values of any dependence: from the smallest on, each is compared
+    with the level divided by the number of those left, until one is above. Raises ValueError for p-values outside
+    [0, 1], and for a level outside (0, 1).
     """
     expect_probability("level", level)
     expect(all(0 <= p <= 1 for p in p_values), "p_values", "probabilities in [0, 1]", list(p_values))
@@ -142,10 +146,10 @@ def holm(p_values: Sequence[float], *, level: float = LEVEL) -> list[bool]:
 
 
 def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> Interval:
-    """The exact interval of a success rate from so many successes in independent runs (Clopper & Pearson 1934).
+    """The exact interval of a success rate, from the successes in independent runs (Clopper & Pearson 1934).
 
-    Each end is wrong at most with half of what the confidence lacks, whatever the rate. Raises TypeError or ValueError
-    for counts that are not integers from 0 on, and for a confidence outside (0, 1).
+    Each end is wrong with a probability of at most (1 - confidence) / 2, whatever the rate. Raises TypeError or
+    ValueError for counts that are not integers from 0 on, and for a confidence outside (0, 1).
     """
     _counted("successes", successes, "runs", runs)
     expect_probability("confidence", confidence)
@@ -157,11 +161,11 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
 
 
 def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> float:
-    """The probability by which chance deals the successes of two like arms as unevenly as here, or more so.
+    """The probability that two arms that do not differ share their successes at least as unevenly as here.
 
-    The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given how many runs succeed
-    in all, each choice of these is as likely; all tables count that are no likelier than the one at hand. Raises
-    TypeError or ValueError for counts that are not integers from 0 on.
+    The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given the total number of
+    successes, every choice of the runs that succeed is equally likely; all tables count that are no likelier than the
+    observed one. Raises TypeError or ValueError for counts that are not integers from 0 on.
     """
     _counted("successes_a", successes_a, "runs_a", runs_a)
     _counted("successes_b", successes_b, "runs_b", runs_b)
@@ -175,7 +179,7 @@ def _expect_values(better: Sequence[float], worse: Sequence[float]) -> None:
 
 
 def expect_probability(name: str, value: float) -> None:
-    """ValueError unless the value is one, and neither 0 nor 1."""
+    """Raise ValueError unless the value is strictly between 0 and 1."""
     expect(0 < value < 1, name, "a probability in (0, 1)", value)
 
 
@@ -187,7 +191,7 @@ def _counted(successes_name: str, successes: Any, runs_name: str, runs: Any) -> 
 
 
 def student(probability: float, freedom: int) -> float:
-    """The t within +-which Student's variable with `freedom` degrees lies with `probability`.
+    """The t such that Student's variable with `freedom` degrees lies between -t and t with the given probability.
 
     Raises TypeError or ValueError unless the degrees are an integer of at least 1, and for a probability outside
     (0, 1).
@@ -199,7 +203,7 @@ def student(probability: float, freedom: int) -> float:
 
 
 def student_below(t: float, freedom: int) -> float:
-    """The probability that Student's variable with so many degrees of freedom is at most t."""
+    """The probability that Student's variable with `freedom` degrees of freedom is at most t."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, t))

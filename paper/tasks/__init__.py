@@ -1,6 +1,6 @@
 """Tasks that models are to learn; `task.py` says what a task is, `TASKS` are the synthetic ones in their usual sizes.
 
-Tasks on data, and those for other models than of one sequence, are made by functions in the other files.
+Tasks on data, and tasks for models with other inputs than one sequence, are made by functions in the other files.
 """
 
 from paper.tasks import copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall, state_tracking

@@ -1,10 +1,10 @@
 """Copying: a random string, a delimiter, and then the string again, forwards or backwards.
 
-As in Jelassi et al. (2024, arXiv:2402.01032), each token of the copy is shown after it was asked for. It separates
-models whose state is of a fixed size, and can hold only so long a string, from those that look back at all of it.
-Where strings are all of one length (`shortest` = `length`), weights by position alone will do: each place has its
-source. Strings of several lengths have to be found: forwards by the copy's last token, after whose like the answer
-stands, backwards by the distance from the delimiter.
+As in Jelassi et al. (2024, arXiv:2402.01032), each token of the copy is shown after it was asked for. The task
+separates models with a state of fixed size, which holds only strings up to some length, from those that look back at
+the whole string. If all strings have one length (`shortest` = `length`), weights by position alone are enough: each
+place has a fixed source. With several lengths the source has to be found: forwards by the copy's last token, as the
+answer follows the same token in the string; backwards by the distance from the delimiter.
 """
 
 from functools import partial
@@ -17,8 +17,8 @@ from paper.tasks.task import NONE, Batch, Task
 
 @checked
 def task(*, length: int = 16, shortest: int = 8, symbols: int = 16, backwards: bool = False) -> Task:
-    """The task with strings of `shortest` to `length` of so many symbols, every length as often; a blank fills up what
-    is left after the copy, to 2 * length tokens in all.
+    """The task with strings of `shortest` to `length` tokens out of `symbols`, every length equally often; blanks after
+    the copy fill a sequence up to 2 * length tokens.
 
     Raises TypeError or ValueError for sizes below 1, and for a `shortest` above the `length`.
     """

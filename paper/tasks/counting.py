@@ -1,6 +1,6 @@
-"""What counting alone makes of a text, to hold trained models against: tables of the last few bytes, and repeats.
+"""What counting alone makes of a text, to compare trained models with: tables of the last few bytes, and repeats.
 
-A repeat is a byte that follows a match: the last bytes stand earlier in the window, too.
+A repeat is a byte that follows a match: the bytes right before it also stand earlier in the window.
 """
 
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ def table_bits(seen: Tensor, tested: Tensor, longest: int) -> tuple[float, ...]:
     """Bits a byte of tables of the last 1, 2, ..., `longest` bytes, counted on `seen` and tested on `tested`.
 
     Both are windows of bytes, (count, N + 1), as models get them: runs are counted within windows, and every tested
-    byte but the first of its window is asked for, by what its window has before it. A table takes over from the next
-    shorter one by the rule of Witten and Bell (1991, doi 10.1109/18.87000, method C): where a run was seen n times,
-    with T different bytes after it, the shorter table has a share of T / (n + T). The shortest takes over from equal
-    shares.
+    byte except the first of its window is predicted from the bytes before it in the window. Each table is mixed with
+    the next shorter one by the rule of Witten and Bell (1991, doi 10.1109/18.87000, method C): if a run was seen n
+    times, with T different bytes after it, the shorter table has a share of T / (n + T). The shortest table is mixed
+    with equal shares.
 
     Raises TypeError or ValueError for `longest` outside [1, 6], and for windows that are not longer than it.
     """
@@ -47,14 +47,14 @@ def table_bits(seen: Tensor, tested: Tensor, longest: int) -> tuple[float, ...]:
 
 
 def task_bits(task: Task, seen: int, tested: int, longest: int) -> tuple[float, ...]:
-    """`table_bits` of a task on a text, counted on so many windows as they are drawn from the seed 0 to train on, and
-    tested on so many of its test."""
+    """`table_bits` of a task on a text, counted on `seen` windows, which are drawn to train on from the seed 0, and
+    tested on `tested` windows of its test."""
     drawn = task.train(seen, torch.Generator().manual_seed(0))
     return table_bits(whole_windows(drawn), whole_windows(task.tests["test"](tested, torch.Generator())), longest)
 
 
 def _codes(windows: Array, length: int) -> Array:
-    """Each run of so many bytes as a number, (count, N + 2 - length); the last byte has the least weight."""
+    """Each run of `length` bytes as a number, (count, N + 2 - length); the last byte has the least weight."""
     columns = windows.shape[1] - length + 1
     codes = np.zeros((len(windows), columns), dtype=np.int64)
     for i in range(length):
@@ -63,30 +63,30 @@ def _codes(windows: Array, length: int) -> Array:
 
 
 def _found(keys: Array, values: Array, wanted: Array) -> Array:
-    """The values of the wanted keys, which are sorted; 0 for keys that are not there."""
+    """The values of the wanted keys, where `keys` are sorted; 0 for keys that are not there."""
     at = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     found: Array = np.where(keys[at] == wanted, values[at], 0)
     return found
 
 
 class Repeats(NamedTuple):
-    """Of every byte but the first of each window, (count, N): how many bytes before it (up to a most) stand earlier in
-    the window, too, and whether it is the byte that followed the latest of these places."""
+    """For every byte but the first of each window, (count, N): how many bytes right before it, up to a limit, also
+    stand earlier in the window, and whether it is the byte that followed the latest of these places."""
 
     length: Tensor
     right: Tensor
 
 
 def repeats(windows: Tensor, longest: int = 16) -> Repeats:
-    """What the bytes of windows (count, N + 1) repeat, of matches of at most `longest` bytes.
+    """What the bytes of windows (count, N + 1) repeat, with matches of at most `longest` bytes.
 
-    The match is the longest one that ends right before the byte, and its place the latest one where there are several.
-    Without any, no byte is right. Raises TypeError or ValueError for `longest` below 1.
+    The match is the longest one that ends right before the byte; if it stands in several places, the latest one counts.
+    Without a match, no byte is right. Raises TypeError or ValueError for `longest` below 1.
     """
     positive_int("longest", longest)
     x = windows.long()
     count, N = len(x), x.shape[1] - 1
-    run = torch.zeros(count, N, dtype=torch.int64)  # of each place: how long a match ends there and at the last byte
+    run = torch.zeros(count, N, dtype=torch.int64)  # for each place: how long a match ends there and at the last byte
     places = torch.arange(N)
     lengths, right = [], []
     for t in range(N):

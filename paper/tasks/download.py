@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 __all__ = ["RemoteFile", "fetch"]
 
-VARIABLE = "ORTHO_DATA"  # of the environment: the local folder, where none is given
+VARIABLE = "ORTHO_DATA"  # the environment variable that names the local folder, if none is given
 CHUNK = 1 << 20  # bytes
 SILENCE_S = 30.0  # without a byte from the server
 
@@ -36,7 +36,7 @@ class RemoteFile:
 
 
 def fetch(file: RemoteFile, folder: str | os.PathLike[str] | None = None, *, timeout: float = 1800.0) -> Path:
-    """Where the file lies on this machine; its content has the sha256 whenever a path is returned.
+    """The path of the file on this machine; whenever a path is returned, its content has the sha256.
 
     `folder`, or else the environment variable ORTHO_DATA, names a local folder that holds the file: then nothing is
     fetched. Without either it is taken from the cache (`$XDG_CACHE_HOME/ortho`, by default `~/.cache/ortho`), into
@@ -90,7 +90,7 @@ def _download(file: RemoteFile, path: Path, timeout: float) -> None:
 
 
 def _pieces(file: RemoteFile, path: Path, timeout: float) -> Iterator[bytes]:
-    """What the address sends, until it ends, the time is over, or more has come than there should be."""
+    """The bytes that the address sends, until they end, the time is over, or more have come than there should be."""
     end, got = time.monotonic() + timeout, 0
     try:
         with urlopen(file.url, timeout=min(SILENCE_S, timeout)) as response:

@@ -1,9 +1,9 @@
 """The flip-flop language: keep a bit through whatever comes between, however long that is.
 
 The task of Liu et al. (2023, arXiv:2306.00946), with an instruction and its bit in one token: 'write 0' and 'write 1',
-'ignore 0' and 'ignore 1', and 'read', whose answer is the bit written last. The first token writes. Trained on
-sequences of `TRAINED` tokens of which a share `IGNORED` is to be ignored; tested on longer ones, and on sparse ones,
-in which nearly all is.
+'ignore 0' and 'ignore 1', and 'read', whose answer is the bit written last. The first token writes. Models are trained
+on sequences of `TRAINED` tokens, of which a share `IGNORED` is to be ignored. They are tested on longer ones, and on
+sparse ones, in which nearly all tokens are to be ignored.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from paper.tasks.task import NONE, Batch, Draw, Task
 WRITE, IGNORE, READ, ANSWER = 0, 2, 4, 5  # the first token of each kind
 TRAINED = 64
 IGNORED = {"dense": 0.8, "sparse": 0.98}
-RANGES = ((1, 64), (65, 128), (129, 256), (257, 512))  # of tokens, whose reads a test asks for
+RANGES = ((1, 64), (65, 128), (129, 256), (257, 512))  # of tokens; a test asks for the reads in one range
 
 
 def draw(count: int, generator: torch.Generator, *, ignored: float, first: int = 1, last: int = TRAINED) -> Batch:
-    """So many sequences of `last` tokens, of which a share is ignored and half of the others write; reads are asked
+    """`count` sequences of `last` tokens; a share `ignored` is ignored and half of the others write. Reads are asked
     for from token `first` on.
 
     Raises TypeError or ValueError for sizes below 1, a `first` after the `last` and an `ignored` outside (0, 1).

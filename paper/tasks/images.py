@@ -2,16 +2,16 @@
 
 Digits: 1,797 images of 8 x 8 pixels, the test set of 'Optical Recognition of Handwritten Digits' by E. Alpaydin and
 C. Kaynak (1998, UCI Machine Learning Repository, doi:10.24432/C50P49, licence CC BY 4.0), in the copy of scikit-learn
-1.9.1. Forms filled in by 13 people were scanned at 32 x 32 points; a pixel counts the black ones in 4 x 4, so it is 0
-to 16, and 16 is ink. `digits.npz` holds the pixels (1797, 8, 8) and the answers (1797,) as bytes, in scikit-learn's
-order:
+1.9.1. Forms filled in by 13 people were scanned at 32 x 32 points; a pixel counts the black points in a square of
+4 x 4, so it is 0 to 16, and 16 is ink. `digits.npz` holds the pixels (1797, 8, 8) and the answers (1797,) as bytes, in
+scikit-learn's order:
 
     images = sklearn.datasets.load_digits()
     np.savez_compressed("digits.npz", pixels=images.images.astype(np.uint8), answers=images.target.astype(np.uint8))
 
 CIFAR-10: 60,000 colour photographs of 32 x 32 pixels in ten classes (Krizhevsky 2009, Learning Multiple Layers of
-Features from Tiny Images, chapter 3), fetched from the author's page. Of its archives this is the one in binary:
-reading it runs no code that a file holds. Some images of the test have a near copy among those to train on (Barz &
+Features from Tiny Images, chapter 3), fetched from the author's page. Of the archives there, this is the binary one:
+reading it runs no code from a file. Some images of the test have a near copy among those to train on (Barz &
 Denzler 2020, arXiv:1902.00423); they are left in, as in published results.
 """
 
@@ -57,16 +57,16 @@ class Images(NamedTuple):
     answers: Tensor
 
     def taken(self, picks: Tensor) -> "Images":
-        """Those at the indices, in their order."""
+        """The images at the indices, in their order."""
         return Images(self.pixels[picks], self.answers[picks])
 
 
 def split(images: Images, weights: Sequence[int]) -> list[Images]:
-    """The images in parts, as large as the `weights` say, in each class; within a part in the order of the sha256 of
-    their pixels, so that the first of a part are of all classes.
+    """The images in parts, whose sizes in each class are in proportion to `weights`. Within a part images are in the
+    order of the sha256 of their pixels, so that the first ones of a part are of all classes.
 
-    The order in which the images come does not matter, and none is in two parts. Equal images of a class follow each
-    other, and so are in one part, but for those that a cut falls between.
+    The order in which the images come does not matter, and no image is in two parts. Equal images of a class follow
+    each other, and so are in one part, unless a cut falls between them.
     """
     digests = [hashlib.sha256(image.tobytes()).digest() for image in images.pixels.numpy()]
     ordered = images.taken(torch.tensor(sorted(range(len(digests)), key=digests.__getitem__)))
@@ -82,9 +82,9 @@ def split(images: Images, weights: Sequence[int]) -> list[Images]:
 def classification(
     name: str, title: str, train: Images, validation: Images, test: Images, *, white: int, classes: int = CLASSES
 ) -> Task:
-    """The task to say an image's class: pixels (B, C, H, W), float32 from 0 to 1 (which `white` is), answers (B,).
+    """The task to say an image's class: pixels (B, C, H, W), float32 from 0 to 1 (for `white`), answers (B,).
 
-    Training draws images with replacement. Validation and test give their first ones, whatever the generator, and
+    Training draws images with replacement. Validation and test give their first images, whatever the generator, and
     raise ValueError for more than there are. `longest` counts pixels, the tokens of the smallest patches.
     """
 
@@ -127,7 +127,7 @@ def cifar10(folder: str | os.PathLike[str] | None = None) -> Task:
     """The task to say what is shown: pixels (B, 3, 32, 32), float32 in [0, 1], answers (B,) below 10.
 
     The published test is the test; in each class the images' sha256 say which tenth of the other 50,000 is to validate
-    with. Nothing is augmented. `folder` and what is raised are those of `download.fetch`.
+    with. Images are not augmented. `folder` and the errors raised are those of `download.fetch`.
     """
     return _photographs(fetch(ARCHIVE, folder))
 
@@ -135,8 +135,8 @@ def cifar10(folder: str | os.PathLike[str] | None = None) -> Task:
 def read(archive: Path) -> tuple[Images, Images]:
     """The images to train on and those of the test, in the order of the archive: pixels (n, 3, 32, 32).
 
-    Raises ValueError, naming the archive, if a file is missing in it, is a link or a folder, holds no whole number of
-    images, or a class that is none.
+    Raises ValueError, naming the archive, if a file is missing in it, is a link or a folder, does not hold a whole
+    number of images, or has a class that does not exist.
     """
     found = {}
     with tarfile.open(archive, "r|gz") as stream:  # in one pass: the archive is compressed as a whole

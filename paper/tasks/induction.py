@@ -1,13 +1,13 @@
 """Induction: find where a token stood last, and say what came after it; or do so several times in a row.
 
-The pattern '... A B ... A' with the answer B, of which induction heads are made (Olsson et al. 2022, arXiv:2209.11895),
-in random sequences, and for several hops the task of Sanford et al. (2024, arXiv:2402.09268): from the token that was
+The pattern is '... A B ... A' with the answer B, which induction heads complete (Olsson et al. 2022, arXiv:2209.11895),
+in random sequences. For several hops it is the task of Sanford et al. (2024, arXiv:2402.09268): from the token that was
 found one looks for its own last occurrence, and so on. One hop takes two layers of attention, and k hops can be done
-in 2 + floor(log2 k): the number of hops separates by depth, and recurrences from attention. Weights that do not follow
-the content cannot make the first one.
+in 2 + floor(log2 k) layers: the number of hops separates models by depth, and recurrences from attention. Weights that
+do not follow the content cannot make the first hop.
 
-Sequences are drawn evenly from all in which neighbours differ: each hop then leads further back, where two like tokens
-in a row would be the end of all hops. All places are asked for, but those from which fewer hops than wanted lead on;
+Sequences are drawn uniformly from all in which neighbours differ: each hop then leads further back, while two equal
+tokens in a row would end all hops. All places are asked for, except those from which fewer hops than wanted lead on;
 Sanford et al. expect a blank there.
 """
 
@@ -21,10 +21,11 @@ from paper.tasks.task import NONE, Batch, Task
 
 @checked
 def task(*, hops: int = 1, length: int = 64, symbols: int = 16) -> Task:
-    """The task of so many hops, in sequences of `length` tokens of so many symbols.
+    """The task of `hops` hops, in sequences of `length` tokens out of `symbols`.
 
-    At least length - hops * symbols places of each sequence are asked for: a hop fails where a symbol comes first,
-    which happens once a symbol; and no two hops end in the same place, so that each hop loses no more again.
+    At least length - hops * symbols places of each sequence are asked for: a hop fails where a symbol stands for the
+    first time, which happens once for each symbol; and no two hops end in the same place, so that each further hop
+    loses no more than that.
 
     Raises TypeError or ValueError for sizes below 1, for fewer than three symbols, with which a token would follow from
     the one before, and for a `length` of hops * symbols or less.
@@ -56,7 +57,7 @@ def _draw(count: int, generator: torch.Generator, *, hops: int, length: int, sym
     for t, column in enumerate(tokens.split(1, -1)):
         found.append(after.gather(-1, column))
         after = after.scatter(-1, column, t + 1)
-    hop = torch.cat(found, -1)  # place 0, where no hop leads on, is where none leads to: there all remain
+    hop = torch.cat(found, -1)  # place 0 marks a hop that fails; as no hop leads on from there, it stays failed
     place = hop
     for _ in range(hops - 1):
         place = hop.gather(-1, place)

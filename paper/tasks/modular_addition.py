@@ -1,9 +1,9 @@
-"""Addition modulo p of two numbers, of which a part of all pairs is never trained on.
+"""Addition modulo p of two numbers; a part of all pairs is never trained on.
 
 The task of Power et al. (2022, arXiv:2201.02177), who saw models answer unseen pairs long after they knew those trained
-on. There is nothing to search for: three tokens stand always in the same places, so that fixed attention weights will
-do, and random ones (Zhong & Andreas 2024, arXiv:2410.04368). It does not separate forms of attention, and is the
-control for those that do; what it measures is whether a rule was found, or pairs were learnt by heart.
+on. There is nothing to search for: three tokens always stand in the same places, so that fixed attention weights are
+enough, and so are random ones (Zhong & Andreas 2024, arXiv:2410.04368). The task does not separate forms of attention,
+and is the control for tasks that do; it measures whether a rule was found, or pairs were learnt by heart.
 
 Both orders of a pair belong to the same part: an answer cannot be had from a + b = b + a.
 """

@@ -6,8 +6,9 @@ of fixed size holds only so many pairs. So the task separates softmax attention 
 the sooner the more pairs there are, and weights that follow the content from those that are fixed, or by position.
 
 Sequences are laid out as theirs are: the pairs first, keys and values from disjoint halves of the vocabulary and no
-token twice. Where keys are asked for is simpler here: at places drawn evenly from all that are left, with blanks in the
-others. Theirs take every second place, early ones more often by a power law, and random tokens may fill the others.
+token twice. The places at which keys are asked for are simpler here: they are drawn uniformly from all that are left,
+and the others are blank. Theirs take every second place, early ones more often by a power law, and random tokens may
+fill the others.
 """
 
 from functools import partial
@@ -22,7 +23,7 @@ BLANK = 0  # keys follow it, and values are the upper half of the vocabulary
 
 @checked
 def task(*, pairs: int = 8, length: int = 32, vocab_size: int = 64) -> Task:
-    """The task with so many pairs in sequences of `length` tokens.
+    """The task with `pairs` pairs in sequences of `length` tokens.
 
     Raises TypeError or ValueError for sizes below 1, for a `length` below 3 * pairs, which the pairs and their keys
     take, and for a `vocab_size` below 2 * pairs + 2, whose lower half holds the keys and the blank.

@@ -1,10 +1,10 @@
 """A needle in a haystack: noise in which a few marked keys and values are hidden, one of which is asked for.
 
-The retrieval test of long-context language models, as a synthetic task: that of Zhong & Andreas (2024,
-arXiv:2410.04368), who have keys and values alone. Here noise surrounds them, of the same symbols as keys and values: a
-key means something only after a mark, so that what is looked for is two tokens long, and not the last place where the
-key stood. It separates weights that follow the content from those that are fixed, or by position; noise makes it harder
-for a state that must choose what to keep before it knows what is asked for.
+This is the retrieval test of long-context language models as a synthetic task, that of Zhong & Andreas (2024,
+arXiv:2410.04368), who use keys and values alone. Here they are surrounded by noise of the same symbols. A key counts
+only after a mark, so a model has to look for two tokens, and not for the last place where the key stood. The task
+separates weights that follow the content from weights that are fixed, or by position. Noise makes it harder for a
+state, which must choose what to keep before it knows what is asked for.
 """
 
 from functools import partial
@@ -20,10 +20,10 @@ NEEDLE, QUESTION = 3, 2  # tokens of a mark, a key and its value, and of a mark 
 
 @checked
 def task(*, needles: int = 4, length: int = 64, symbols: int = 32) -> Task:
-    """The task with so many needles, anywhere in sequences of `length` tokens of which the last two ask for one.
+    """The task with `needles` needles, anywhere in sequences of `length` tokens; the last two tokens ask for one.
 
     The keys of a sequence differ; values and noise are any of the symbols. All ways to lay needles into the noise are
-    as likely, and so is each needle to be asked for.
+    equally likely, and each needle is equally likely to be asked for.
 
     Raises TypeError or ValueError for sizes below 1, for a `length` below 3 * needles + 2, and for fewer symbols than
     needles.
@@ -63,7 +63,7 @@ def _draw(count: int, generator: torch.Generator, *, needles: int, length: int, 
 
 
 def _solve(tokens: list[int]) -> list[int]:
-    """The answer to one sequence, by a dictionary of what is marked."""
+    """The answer to one sequence, by a dictionary of the marked keys and values."""
     text, key = tokens[:-QUESTION], tokens[-1]
     marked = {text[i + 1]: text[i + 2] for i, token in enumerate(text) if token == MARK}
     return [NONE] * (len(tokens) - 1) + [marked[key]]

@@ -2,13 +2,13 @@
 
 In-context n-grams, as in Akyürek et al. (2024, arXiv:2401.12973) and Edelman et al. (2024, arXiv:2402.11004). In each
 sequence every context, the last `order` symbols, has a favourite that follows it with probability `likely`; else any
-symbol follows. Favourites are drawn evenly, anew for each sequence, so that nothing is known of them but what the
-sequence has shown: the Bayes predictor's likeliest next symbol is the one that has followed the context most often.
-That is the answer, and not the symbol that was drawn, which nobody can tell: right answers can be all of them. A place
-is asked for if its context stood before and one symbol leads.
+symbol follows. Favourites are drawn uniformly, anew for each sequence, so that only the sequence says anything about
+them: the Bayes predictor's likeliest next symbol is the one that has followed the context most often. That is the
+answer, and not the symbol that was drawn, which nobody can know; so all answers can be right. A place is asked for if
+its context stood before and one symbol leads.
 
-It takes several matches at once, where copying takes one, and contexts of several symbols. The more contexts there are,
-the more keys have to be told apart.
+The task takes several matches at once, while copying takes one, and contexts of several symbols. The more contexts
+there are, the more keys have to be told apart.
 """
 
 from collections import Counter

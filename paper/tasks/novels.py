@@ -1,7 +1,7 @@
 """Eight long novels in English, 18 MB: enough for runs that see no byte twice.
 
 From Project Gutenberg, as its copies at github.com/GITenberg hold them; in the public domain in the USA. Gutenberg's
-header and footer are cut off, and lines end as they do elsewhere.
+header and footer are cut off, and lines end in a line feed alone.
 """
 
 import os
@@ -16,7 +16,7 @@ _BEGIN = re.compile(rb"^\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULT
 _END = re.compile(rb"^\*\*\* ?END OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULTILINE)
 
 
-# Of each novel its name, its place among GITenberg's repositories, its size in bytes, and its sha256.
+# For each novel its name, its place among GITenberg's repositories, its size in bytes, and its sha256.
 _FILES = """
 anna-karenina Anna-Karenina_1399/cb3b12d5db852936e5a3abc05ef02939c9dcfd6e/1399-0.txt 2068089
     ed44f47853a75d27009a011ae6d243fa89b8e03806b1dfcc66c1a80658d6b0c4
@@ -43,8 +43,8 @@ NOVELS = tuple(
 
 
 def novels_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
-    """Of each novel the first 90 % to train on, and two times 5 % after them; `folder` and what is raised are those of
-    `download.fetch`. Raises ValueError for a file without Gutenberg's marks."""
+    """The first 90 % of each novel to train on, and two times 5 % after them; `folder` and the errors raised are those
+    of `download.fetch`. Also raises ValueError for a file without Gutenberg's marks."""
     return _parts(tuple(fetch(novel, folder) for novel in NOVELS))
 
 
@@ -60,7 +60,7 @@ def _parts(paths: tuple[Path, ...]) -> Parts:
 
 
 def _body(path: Path) -> bytes:
-    """A novel without what Gutenberg has put before and after it."""
+    """A novel without the text that Gutenberg has put before and after it."""
     text = path.read_bytes().replace(b"\r\n", b"\n")
     begin, end = _BEGIN.search(text), _END.search(text)
     if begin is None or end is None:

@@ -18,9 +18,9 @@ Pair = tuple[Sequence[int], Sequence[int]]  # the tokens of a source and of its 
 def batch_of(pairs: Sequence[Pair], *, most: int | None = None) -> Batch:
     """Inputs source (B, M), target (B, N) and the source's mask (B, M), True = a token; answers (B, N).
 
-    Each source ends with STOP, each target begins with START, and its answers end with STOP; what is shorter than the
-    longest of the batch is filled with PAD, and NONE in the answers. With `most`, tokens after so many are left out: of
-    a source those before its STOP, of the answers the end.
+    Each source ends with STOP, each target begins with START, and its answers end with STOP. Shorter texts are filled
+    up to the longest of the batch with PAD, and with NONE in the answers. `most` limits the number of tokens: sources
+    lose their last tokens before the STOP, answers lose their end.
 
     Raises ValueError for no pairs.
     """
@@ -36,7 +36,7 @@ def batch_of(pairs: Sequence[Pair], *, most: int | None = None) -> Batch:
 
 
 def until_stop(tokens: Tensor) -> list[list[int]]:
-    """What stands before the first STOP, or before what is asked for no more, in each row of (B, N)."""
+    """The tokens before the first STOP, or before the first NONE, in each row of (B, N)."""
     rows = []
     for row in tokens.tolist():
         ends = [i for i, token in enumerate(row) if token in (STOP, NONE)]
@@ -45,7 +45,7 @@ def until_stop(tokens: Tensor) -> list[list[int]]:
 
 
 def exact_matches(written: Tensor, answers: Tensor) -> Tensor:
-    """Which rows of what was written (B, n) are the answers (B, N) up to the STOP, (B,): all of them and no more."""
+    """Which rows of what was written (B, n) equal the answers (B, N) up to the STOP, all of them and no more; (B,)."""
     pairs = zip(until_stop(written), until_stop(answers), strict=True)
     return torch.tensor([got == wanted for got, wanted in pairs])
 

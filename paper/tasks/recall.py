@@ -1,9 +1,8 @@
-"""Associative recall of many keys, each written once, or twice with the last value to count.
+"""Associative recall of many keys, each written once, or twice, where the last value counts.
 
 The task of Arora et al. (2023, arXiv:2312.04927), simplified: a key and its value come as one token, so that no layer
-has to bring neighbours together, and what is tested is the memory alone. Writes come in random order, then a query for
-each key, in random order, too. Who knows a key's values but not their order is right half of the time where there are
-two.
+has to bring neighbours together, and only the memory is tested. Writes come in random order, then a query for each key,
+in random order, too. A model that knows a key's two values but not their order is right half of the time.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ LONGEST = (max(WRITES.values()) + 1) * max(PAIRS)
 
 
 def draw(count: int, generator: torch.Generator, *, pairs: int, writes: int) -> Batch:
-    """So many sequences: each of `pairs` keys is written `writes` times, with values that differ, then asked for.
+    """`count` sequences: each of `pairs` keys is written `writes` times, with values that differ, then asked for.
 
     Raises TypeError or ValueError for sizes below 1, and for more pairs than keys or more writes than values.
     """
@@ -63,7 +62,7 @@ TESTS: Mapping[str, Draw] = {
 
 
 def train(count: int, generator: torch.Generator) -> Batch:
-    """A batch of one of the tests' kinds, which is drawn, too."""
+    """A batch of the kind of one of the tests; the kind is drawn, too."""
     kinds = list(TESTS.values())
     return kinds[int(torch.randint(len(kinds), (), generator=generator))](count, generator)
 

@@ -16,7 +16,7 @@ from paper.tasks.task import NONE, Batch, Draw, Task
 
 
 def elements(things: int) -> list[tuple[int, ...]]:
-    """The permutations of so many things, the identity first: token t stands for number t."""
+    """The permutations of `things` things, the identity first: token t stands for number t."""
     return list(permutations(range(positive_int("things", things))))
 
 
@@ -28,7 +28,7 @@ def products(things: int) -> torch.Tensor:
 
 
 def draw(count: int, generator: torch.Generator, *, things: int, last: int, first: int = 1) -> Batch:
-    """So many sequences of `last` random permutations, answered from token `first` on.
+    """`count` sequences of `last` random permutations, answered from token `first` on.
 
     Raises TypeError or ValueError for sizes below 1 and for a `first` after the `last`.
     """
@@ -55,7 +55,7 @@ def solve(tokens: list[int], *, things: int) -> list[int]:
 
 
 def task(name: str, title: str, things: int, lengths: Sequence[int]) -> Task:
-    """The task with so many things, trained on the first of the lengths, tested between each of them and the next."""
+    """The task with `things` things, trained on the first of the lengths, tested between each length and the next."""
     tests: dict[str, Draw] = {
         f"tokens {before + 1} to {last}": partial(draw, things=things, first=before + 1, last=last)
         for before, last in zip((0, *lengths), lengths, strict=False)

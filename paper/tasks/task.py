@@ -13,10 +13,11 @@ NONE = -1  # the answer where none is asked for
 
 
 class Batch(NamedTuple):
-    """What a model is called with, and the answers (integers) that its logits are to say, `NONE` where none is asked.
+    """The inputs of a model, and the answers (integers) that its logits should give, `NONE` where none is asked for.
 
-    For a model of tokens `inputs` are indices (B, N), and answers (B, N); of images, pixels (B, C, H, W) and answers
-    (B,); of pairs of texts, the source, what is already written, and the mask of the source, with answers (B, N).
+    For a model of tokens `inputs` are indices (B, N), and answers (B, N). For images they are pixels (B, C, H, W), with
+    answers (B,). For pairs of texts they are the source, what is already written, and the mask of the source, with
+    answers (B, N).
     """
 
     inputs: tuple[Tensor, ...]
@@ -37,13 +38,13 @@ Draw = Callable[[int, torch.Generator], Batch]
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learnt. `train(count, generator)`, `validation` and each of `tests` draw so many examples.
+    """What is to be learnt. `train(count, generator)`, `validation` and each of `tests` draw `count` examples.
 
-    Where data are limited, validation and tests are parts of their own of which `train` knows nothing, and give the
-    same examples whatever the generator: those of two models are then compared pair by pair. `vocab_size` is how many
-    answers there are to choose from, and where inputs are tokens, how many tokens; `longest` the number of tokens of
-    the longest example to train on. `solve`, where there is a way to know, answers one sequence in plain Python,
-    independently of how the answers were drawn.
+    If data are limited, validation and tests are separate parts that `train` never draws from. They give the same
+    examples whatever the generator, so that two models are compared pair by pair. `vocab_size` is the number of
+    possible answers, and of tokens if inputs are tokens; `longest` is the number of tokens of the longest example to
+    train on. `solve`, if the answers can be computed, answers one sequence in plain Python, independently of how the
+    answers were drawn.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Task:
 
 
 def any_of(size: int, batch: Callable[[Tensor], Batch], count: int, generator: torch.Generator) -> Batch:
-    """So many of a part's examples, drawn with replacement; `batch` makes a batch of those at indices below `size`."""
+    """`count` of a part's examples, drawn with replacement; `batch` makes a batch of those at indices below `size`."""
     return batch(torch.randint(size, (positive_int("count", count),), generator=generator))
 
 
@@ -69,19 +70,19 @@ def first_of(size: int, batch: Callable[[Tensor], Batch], count: int, _: torch.G
 
 
 def orders(*shape: int, generator: torch.Generator) -> Tensor:
-    """Independent random orders, each along the last axis: the numbers from 0 to its length, in that order."""
+    """Independent random permutations of the indices along the last axis."""
     return torch.rand(*shape, generator=generator).argsort(-1)
 
 
 def check_answers(task: Task, generator: torch.Generator) -> None:
-    """Raise AssertionError unless the answers of every draw are the solver's, where any is asked for."""
+    """Raise AssertionError unless every draw asks for answers, and all that it asks for are the solver's."""
     if task.solve is None:
         return
     for name, draw in {"training": task.train, "validation": task.validation, **task.tests}.items():
         inputs, answers = draw(2, generator)
         for tokens, row in zip(inputs[0].tolist(), answers.tolist(), strict=True):
             solved = task.solve(tokens)
-            solved += [NONE] * (len(row) - len(solved))  # where a pair's target is made as long as the longest
+            solved += [NONE] * (len(row) - len(solved))  # for the target of a pair, which is filled up to the longest
             pairs = [(a, b) for a, b in zip(row, solved, strict=True) if a != NONE]
             if not pairs or any(a != b for a, b in pairs):
                 raise AssertionError(f"{task.name}, {name}: expected the answers {solved}, drawn were {row}")

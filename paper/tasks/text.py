@@ -1,6 +1,6 @@
-"""Language modelling over bytes: the next byte of a text, of which a part is kept for validation and one for the test.
+"""Language modelling over bytes: the next byte of a text; a part of it is kept for validation and one for the test.
 
-Its text is the sources of the Python standard library, which need no download.
+The text is the sources of the Python standard library, which need no download.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ VOCAB_SIZE = 256
 TRAIN, VALIDATION = 90, 5  # per cent; the rest is the test's
 
 LEFT_OUT = {
-    # installed beside the library, and none of it
+    # installed beside the library, and not part of it
     *("site-packages", "dist-packages"),
     # in packages of their own in some distributions, so that the text would depend on what else is installed
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "distutils", "ensurepip"),
     # tables written by programs, near copies of each other: a split by content would not keep them apart
     *("encodings", "pydoc_data"),
 }
-BUILT = ("_sysconfigdata", "config-")  # how names begin of what a build writes about its own machine
+BUILT = ("_sysconfigdata", "config-")  # beginnings of the names of files that a build writes about its own machine
 
 
 class Parts(NamedTuple):
@@ -57,9 +57,9 @@ class Parts(NamedTuple):
 def language_modelling(name: str, title: str, parts: Parts, length: int = 128) -> Task:
     """The task to say each next byte: inputs ((B, N),) and answers (B, N), N = `length`, indices below 256.
 
-    Training draws windows at random places, with replacement. Validation and test cut theirs at even distances,
-    whatever the generator; no two of them ask for the same byte, and ValueError is raised for more windows than that
-    allows. Raises TypeError or ValueError for a length below 1, and for a part that has no window.
+    Training draws windows at random places, with replacement. Validation and test cut windows at even distances,
+    whatever the generator; no two windows ask for the same byte, and ValueError is raised for more windows than that
+    allows. Raises TypeError or ValueError for a length below 1, and for a part that is too short for a window.
     """
     positive_int("length", length)
     for part, content in parts._asdict().items():
@@ -80,10 +80,10 @@ def language_modelling(name: str, title: str, parts: Parts, length: int = 128) -
 def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
     """The Python files in `folder`, by default the running Python's standard library, split by content.
 
-    Files of one content count once. The sha256 of a file says in which part it is, and where in it, so that a file
-    that two versions of Python share is in the same part of both. What is left out is in `LEFT_OUT` and `BUILT`, with
-    the reasons; symbolic links and files that cannot be read are, too. The text is that of one version of Python:
-    `Parts.facts` says of which.
+    Files with the same content count once. The sha256 of a file says in which part it is, and where in it, so that a
+    file that two versions of Python share is in the same part of both. `LEFT_OUT` and `BUILT` list what is left out,
+    with the reasons; symbolic links and files that cannot be read are left out, too. The text is that of one version of
+    Python: `Parts.facts` tells texts apart.
 
     Raises FileNotFoundError if there is no Python file.
     """
@@ -114,7 +114,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    """What a file holds; nothing for what is no file, or cannot be read."""
+    """A file's content; empty if it is not a file or cannot be read."""
     try:
         return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
     except OSError:

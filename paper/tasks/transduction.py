@@ -1,13 +1,14 @@
-"""A made-up translation, for want of a real one: sentences of a small grammar in two languages that were drawn.
+"""A made-up translation, for want of a real one: sentences of a small grammar in two randomly drawn languages.
 
-It is no natural language, and says nothing of how well one is translated. It asks for what translation asks for, where
-the answer is known: words by a lexicon, another order, agreement at a distance, and words with two meanings.
+These are not natural languages, and results do not say how well natural ones are translated. The task asks for what
+translation asks for, with known answers: words by a lexicon, another order, agreement at a distance, and words with two
+meanings.
 
 A source clause is a noun phrase, a verb, and often another noun phrase; a phrase is a determiner, adjectives, a noun,
-and a mark where it is plural. In the target the verb comes last and a phrase begins with its noun, then has its
-adjectives, the last first, and its determiner, each with an ending for the noun's class and number; the verb's ending
-is for its subject's. The last `AMBIGUOUS` nouns have two translations, of different classes; which is meant is said by
-the verb, which belongs to one of two fields. The target is a function of the source (`Language.translated`).
+and a mark if it is plural. In the target the verb comes last. A phrase begins with its noun; then come its adjectives,
+the last one first, and its determiner, each with an ending for the noun's class and number. The verb's ending is for
+the class and number of its subject. The last `AMBIGUOUS` nouns have two translations, of different classes; the verb,
+which belongs to one of two fields, says which is meant. The target is a function of the source (`Language.translated`).
 """
 
 import hashlib
@@ -33,7 +34,7 @@ LONGEST_CLAUSE = 2 * (2 + 2 * MOST_ADJECTIVES + 2) + 2  # tokens of a target: tw
 
 
 class Phrase(NamedTuple):
-    """Numbers of words; with a plural or without."""
+    """A noun phrase: the numbers of its words, and whether it is plural."""
 
     determiner: int
     adjectives: tuple[int, ...]
@@ -42,7 +43,7 @@ class Phrase(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """Who does something, what, and to whom if to anyone."""
+    """A clause: its subject, the number of its verb, and its object, if any."""
 
     subject: Phrase
     verb: int
@@ -52,9 +53,9 @@ class Clause(NamedTuple):
 class Language:
     """Two vocabularies in one and what connects them, drawn by the seed.
 
-    `names` says what each token is, the source's words in lower case, the target's in upper case; `tokens` has the
-    token of each name. `stems` has for each word of the source but nouns what translates it; `nouns` for each noun its
-    translation and that one's class, in either field; `fields` the field of each verb.
+    `names` has the name of each token, the source's words in lower case, the target's in upper case; `tokens` has the
+    token of each name. `stems` has the translation of each word of the source except nouns. `nouns` has, for each noun
+    and each field, the translation and its class; `fields` has the field of each verb.
     """
 
     def __init__(self, seed: int) -> None:
@@ -82,7 +83,7 @@ class Language:
         self.tokens = {name: token for token, name in enumerate(self.names)}
 
     def pair(self, clauses: Sequence[Clause]) -> Pair:
-        """A sentence in both languages, put together from what it says: tokens."""
+        """The tokens of a sentence in both languages, put together from its clauses."""
         read: list[str] = []
         written: list[str] = []
         for subject, verb, thing in clauses:
@@ -102,9 +103,9 @@ class Language:
         return [noun, *(["PLURAL"] if phrase.plural else []), *agreeing]
 
     def translated(self, tokens: list[int]) -> list[int]:
-        """The target of a source, both with their STOP; what is behind the source's does not matter.
+        """The target of a source, both with their STOP; tokens after the source's STOP do not matter.
 
-        Read from right to left, word by word: independently of how sentences are put together.
+        The source is read from right to left, word by word, independently of how sentences are put together.
         """
         sentence = [self.names[token] for token in tokens[: tokens.index(STOP)]]
         written: list[str] = []
@@ -134,7 +135,7 @@ class Language:
 
 
 def ending(kind: str, noun_class: int, plural: bool) -> str:
-    """That of an adjective or a verb; determiners have those of adjectives."""
+    """The ending of an adjective or a verb; determiners have those of adjectives."""
     return f"-{kind}.{noun_class}.{'PL' if plural else 'SG'}"
 
 
@@ -144,11 +145,11 @@ def _read(phrase: Phrase) -> list[str]:
 
 
 def task(*, clauses: int = 2, pairs: int | None = None, seed: int = 0) -> Task:
-    """The task with one to so many clauses a sentence, each number as often, in the languages of the seed.
+    """The task with 1 to `clauses` clauses a sentence, each number equally often, in the languages of the seed.
 
-    With `pairs` there are only so many sentences to train on, of which smaller sets are parts of larger ones. Source
-    sentences of training, validation and tests differ; the latter two are the same for every generator and number of
-    pairs. One test has sentences like those, in the other every noun has two meanings. Inputs and answers are those of
+    With `pairs` there are only so many sentences to train on; smaller sets are parts of larger ones. Source sentences
+    of training, validation and tests differ; the latter two are the same for every generator and number of pairs. One
+    test has sentences like those of training; in the other every noun has two meanings. Inputs and answers are those of
     `paper.tasks.pairs`; `solve` takes a source.
 
     Raises TypeError or ValueError for sizes below 1.
@@ -196,7 +197,7 @@ def _held(language: Language, clauses: int, part: str, first: int, count: int) -
 
 
 def _sentences(language: Language, clauses: int, part: str, first: int, generator: torch.Generator) -> Iterator[Pair]:
-    """One after the other, without end; nouns are those from the `first` on."""
+    """The sentences of a part, one after the other, without end; nouns are those from number `first` on."""
     phrase = (DETERMINERS, MOST_ADJECTIVES + 1, ADJECTIVES, ADJECTIVES - 1, NOUNS - first, 2)
     sizes = torch.tensor([clauses, *([VERBS, 4, *phrase, *phrase] * clauses)])
     while True:
@@ -209,7 +210,7 @@ def _sentences(language: Language, clauses: int, part: str, first: int, generato
 
 
 def _clause(drawn: list[int], first: int) -> Clause:
-    """What numbers below the sizes of `_sentences` stand for: three times in four with an object."""
+    """The clause that numbers below the sizes of `_sentences` stand for; three in four have an object."""
     verb, has_object, *rest = drawn
     phrases = []
     for determiner, count, one, distance, noun, plural in (rest[:6], rest[6:]):

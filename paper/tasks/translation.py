@@ -1,6 +1,6 @@
-"""Translation of short texts, German to English of Multi30k: subwords, what a translation is worth, the task.
+"""Translation of short texts, German to English of Multi30k: subwords, BLEU, and the task.
 
-Vocabularies and BLEU need other packages, which the extra `translation` brings.
+Vocabularies and BLEU need other packages, which the extra `translation` installs.
 """
 
 import gzip
@@ -40,9 +40,10 @@ TextPair = tuple[str, str]
 class Vocabulary:
     """Subwords of given texts, by byte pair encoding (Sennrich, Haddow & Birch 2016, arXiv:1508.07909) on bytes.
 
-    At most `size` of them, of which the first are those of `paper.tasks.pairs`; fewer where no two stand together twice
-    any more. Words, numbers and punctuation are kept apart as in GPT-2. A text of known bytes is what its tokens spell;
-    a byte that no text has is UNKNOWN, and spells nothing. What looks like one of the first subwords is text.
+    There are at most `size` subwords, the first ones those of `paper.tasks.pairs`; there are fewer if no two stand
+    together twice any more. Words, numbers and punctuation are kept apart as in GPT-2. The tokens of a text spell it,
+    if its bytes are known; a byte that none of the given texts has is UNKNOWN, and spells nothing. What looks like one
+    of the first subwords is treated as text.
 
     Raises TypeError or ValueError for a size that leaves no room for the bytes, and ImportError without `tokenizers`.
     """
@@ -76,7 +77,7 @@ class Vocabulary:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def state(self) -> str:
-        """All that it is made of, as JSON."""
+        """All that the vocabulary is made of, as JSON."""
         return str(self._tokenizer.to_str())
 
 
@@ -89,16 +90,16 @@ class Bleu(NamedTuple):
 
 def bleu(written: Sequence[str], references: Sequence[str]) -> Bleu:
     """BLEU of a corpus (Papineni et al. 2002) by sacrebleu's defaults (Post 2018, arXiv:1804.08771): raw text with its
-    case, which it splits into words itself ('13a').
+    case, which sacrebleu itself splits into words ('13a').
 
-    Raises ValueError unless there is a reference for each text, and one at least, and ImportError without `sacrebleu`.
+    Raises ValueError unless there is a reference for each text, and at least one, and ImportError without `sacrebleu`.
     """
     metric, score = _scored(written, references)
     return Bleu(float(score.score), str(metric.get_signature()))
 
 
 def _scored(written: Sequence[str], references: Sequence[str]) -> tuple[Any, Any]:
-    """sacrebleu's metric and what it says of a corpus."""
+    """sacrebleu's metric, and its score of a corpus."""
     if not written or len(written) != len(references):
         raise ValueError(f"written: expected as many texts as references, {len(references)}, got {len(written)}")
     metric = _needed("sacrebleu.metrics", "BLEU").BLEU()
@@ -121,8 +122,8 @@ class Corpus(NamedTuple):
     test: Sequence[TextPair]
 
     def limited(self, pairs: int | None) -> "Corpus":
-        """The same with only so many pairs to train on, all of them for None; in an order that the pairs' sha256 say,
-        so that smaller sets are parts of larger ones.
+        """The same with only `pairs` pairs to train on, or all of them for None. They are sorted by their sha256, so
+        that smaller sets are parts of larger ones.
 
         Raises TypeError or ValueError for fewer than one, and for more than there are.
         """
@@ -153,8 +154,8 @@ class Translation:
         return bleu(self.read(written), [text for _, text in self.texts[part][: len(written)]])
 
     def counts(self, part: str, written: torch.Tensor, blocks: int) -> dict[str, list[int]]:
-        """What BLEU is made of, by so many equal parts of what was written, as they follow each other: for n from 1 to
-        4 `right_n_count`, the n-grams that the reference has, and `all_n_count`; `words_count` and `asked_count`."""
+        """What BLEU is made of, for each of `blocks` consecutive equal parts of what was written: for n from 1 to 4
+        `right_n_count`, the n-grams that the reference has, and `all_n_count`; `words_count` and `asked_count`."""
         texts, references = self.read(written), [text for _, text in self.texts[part][: len(written)]]
         edges = [len(texts) * i // blocks for i in range(blocks + 1)]
         found = [_scored(texts[a:b], references[a:b])[1] for a, b in pairwise(edges)]
@@ -168,9 +169,10 @@ class Translation:
 
 
 def multi30k_corpus(folder: str | os.PathLike[str] | None = None) -> Corpus:
-    """Multi30k (Elliott, Frank, Sima'an & Specia 2016, arXiv:1605.00459): 29,000 pairs, 1,014 and, of 2016, 1,000.
+    """Multi30k (Elliott, Frank, Sima'an & Specia 2016, arXiv:1605.00459): 29,000 pairs to train on, 1,014 to validate
+    with, and the test of 2016 with 1,000.
 
-    `folder` and what is raised are those of `download.fetch`.
+    `folder` and the errors raised are those of `download.fetch`.
     """
     parts = ("train", "val", "test_2016_flickr")
     return Corpus(*(_pairs(*(fetch(FILES[f"{part}.{side}"], folder) for side in ("de", "en"))) for part in parts))
@@ -181,8 +183,8 @@ def translation(name: str, title: str, corpus: Corpus, vocab_size: int) -> Trans
     at most.
 
     Inputs and answers are those of `paper.tasks.pairs`. Training draws pairs with replacement. Validation and test give
-    their first ones, whatever the generator, and raise ValueError for more than there are; what is longer than the
-    longest text to train on is cut there, but for BLEU.
+    their first pairs, whatever the generator, and raise ValueError for more than there are; texts longer than the
+    longest one to train on are cut to its length, except for BLEU.
 
     Raises ValueError for a part without pairs, and what `Vocabulary` raises.
     """
@@ -213,7 +215,7 @@ def _pairs(source: Path, target: Path) -> list[TextPair]:
 
 def _lines(path: Path) -> list[str]:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    # Not splitlines: a line separator within a text would part the files.
+    # Not splitlines: a line separator within a text would put the two files out of step.
     return [line.strip() for line in content.decode("utf-8").removesuffix("\n").split("\n")]
 
 

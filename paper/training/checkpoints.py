@@ -13,7 +13,7 @@ __all__ = ["CheckpointError", "load", "save"]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged or no checkpoint."""
+    """A file that is a damaged checkpoint, or not a checkpoint."""
 
 
 def save(file: Path, state: dict[str, Any], identity: str) -> None:

@@ -13,9 +13,9 @@ class Recipe:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) on `steps` batches of `B` examples.
 
     The learning rate rises in a straight line to `rate` in the first share `warm_up` of the steps and falls to 0 along
-    half a cosine. Gradients are cut to the norm `clip` (Pascanu et al. 2013). `weight_decay` shrinks matrices, and
-    neither norms nor biases; `smoothing` is the share of an answer that is spread over all (Szegedy et al. 2016). With
-    the `precision` 'bfloat16' products are computed in it, and weights kept in float32.
+    half a cosine. Gradients are clipped to the norm `clip` (Pascanu et al. 2013). `weight_decay` shrinks matrices, but
+    not norms and biases; `smoothing` is the share of an answer that is spread over all (Szegedy et al. 2016). With the
+    `precision` 'bfloat16' products are computed in bfloat16, and weights are kept in float32.
 
     Raises TypeError or ValueError, naming the field, for sizes below 1, for a rate or a clip that is not positive, for
     a weight decay below 0, for shares outside [0, 1), and for another precision.
@@ -45,7 +45,7 @@ class Recipe:
         _checks.one_of("precision", self.precision, PRECISIONS)
 
     def share_of_rate(self, step: int) -> float:
-        """What part of `rate` the step, counted from 0, is made with."""
+        """The share of `rate` with which a step, counted from 0, is made."""
         rise = max(1, round(self.warm_up * self.steps))
         if step < rise:
             return (step + 1) / rise

@@ -1,4 +1,4 @@
-"""A training loop that can be killed anywhere, and goes on to the bit where it was."""
+"""A training loop that can be killed anywhere, and then goes on exactly, to the bit, from where it was."""
 
 import os
 import time
@@ -23,24 +23,24 @@ __all__ = ["Trainer"]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 EVERY_S = 20.0  # between checkpoints
-EVERY_STEPS = 100  # likewise, of several processes, which have to agree
+EVERY_STEPS = 100  # likewise, for several processes, which have to agree
 
 
 class Trainer:
-    """Trains `model` in place, by a recipe, on batches of `draw` from `generator`.
+    """Trains `model` in place, by a recipe, on batches that `draw` makes with `generator`.
 
     `losses` are those of the steps made so far, in nats an answer. `watch(step)` is called after each of the steps
-    named in `at`, counted from 1, and what it gives, any JSON, is kept in `watched`; `keep_best` names a number of
-    what it gives, and the weights with the lowest one are put back at the end.
+    named in `at`, counted from 1, and its result, any JSON, is kept in `watched`. `keep_best` names a number in that
+    result; the weights with the lowest one are put back at the end.
 
     With a `checkpoint` file a run goes on where an earlier one was killed: weights, optimiser, random numbers, losses
     and what was watched are as they were, and the result is the same to the bit on the same device (on CUDA where its
-    kernels have a deterministic form; PyTorch warns of one that has none). `identity` says what run it is; a checkpoint
-    of another one is not used. The caller removes the file when it has the result.
+    kernels have a deterministic form; PyTorch warns of one that has none). `identity` says which run it is; the
+    checkpoint of another run is not used. The caller removes the file when it has the result.
 
     Under `torch.distributed` every process draws the same batch and takes its share of the examples; gradients are
     those of the whole batch. Raises CheckpointError for a damaged checkpoint, ValueError for fewer examples than
-    processes, and FloatingPointError if a loss is no finite number.
+    processes, and FloatingPointError if a loss is not a finite number.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Trainer:
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step so far, in nats an answer. Of several processes all have to ask for them."""
+        """The loss of each step so far, in nats an answer. With several processes, all have to ask for them."""
         if not self._losses:
             return []
         losses = torch.stack(self._losses)
@@ -85,7 +85,7 @@ class Trainer:
         return losses.tolist()
 
     def run(self, until: int | None = None) -> None:
-        """Train up to a step, by default the recipe's last, and leave the model as it is used, without dropout."""
+        """Train up to a step, by default the recipe's last, and leave the model in evaluation mode, without dropout."""
         until = self.recipe.steps if until is None else min(until, self.recipe.steps)
         call = self.model if self.ranks == 1 else _parallel(self.model)
         saved = time.monotonic()
@@ -102,11 +102,11 @@ class Trainer:
         self.model.eval()
 
     def _make_steps(self, call: nn.Module, until: int, saved: float) -> None:
-        """Steps up to the next look, the next checkpoint or the last, and their time alone."""
+        """Make steps up to the next look, the next checkpoint or the last step, and add the time of the steps alone."""
         self.model.train()
         began, first = time.monotonic(), self.step
         while self.step == first or not (self.step in self.at or self.step == until or self._is_due(saved)):
-            # The first step looks at every number that the layers are given; the rest are spared that.
+            # In the first step the layers check every number that they are given; the other steps skip that.
             with nullcontext() if self.step == 0 else unchecked_values():
                 self._make_step(call)
         if not torch.stack(self._losses[first:]).isfinite().all():  # which waits for the device
@@ -128,8 +128,8 @@ class Trainer:
         self.step += 1
 
     def _loss(self, call: nn.Module, batch: Batch, total: int) -> Tensor:
-        """This process's part of the mean cross-entropy of the `total` answers asked for, times the processes, over
-        which gradients are averaged."""
+        """This process's part of the mean cross-entropy of the `total` answers asked for, times the number of
+        processes, as gradients are averaged over these."""
         half = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             logits: Tensor = call(*batch.inputs)
@@ -201,7 +201,7 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _part(batch: Batch, rank: int, ranks: int) -> Batch:
-    """The examples of a batch that are this process's."""
+    """The examples of a batch that belong to this process."""
     return Batch(tuple(x[rank::ranks] for x in batch.inputs), batch.answers[rank::ranks]) if ranks > 1 else batch
 
 

@@ -1,8 +1,8 @@
-"""What every timing is made of: what is timed is right, it is timed in turn, and by which clock.
+"""Helpers for all timings: check that what is timed is right, time variants in turn, read clocks and memory.
 
-A fast form is held to its definition before anything is measured of it. Then all variants of a case run one after the
-other in each repetition, in an order drawn anew: a drift of the machine falls on all of them, and a ratio is taken
-within repetitions.
+A fast form is compared with its definition before it is measured. Then all variants of a case run one after the other
+in each repetition, in an order drawn anew: a drift of the machine affects all of them, and ratios are taken within
+repetitions.
 """
 
 import gc
@@ -31,7 +31,7 @@ Timing = Callable[[], dict[str, float]]
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """How far `got` is from `want`, as a share of the latter's norm; both are taken to float64."""
+    """The distance of `got` from `want`, as a share of the norm of `want`; computed in float64."""
     want = want.detach().double()
     return float((got.detach().double() - want).norm() / want.norm())
 
@@ -46,16 +46,16 @@ def assert_close(what: str, got: Tensor, want: Tensor, bound: float) -> None:
 def assert_all_close(
     what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], bound: float | Mapping[str, float]
 ) -> None:
-    """`assert_close` for each of some results by their names, which may have bounds of their own."""
+    """`assert_close` for each named result; `bound` is one for all, or one for each name."""
     for name, tensor in want.items():
         assert_close(f"{what}, {name}", got[name], tensor, bound[name] if isinstance(bound, Mapping) else bound)
 
 
 def rounding_error(stages: int, terms: int, dtype: torch.dtype) -> float:
-    """The relative error that rounding alone may make.
+    """The relative error that rounding alone may cause.
 
-    Each of the stages in a row rounds its result once, and a sum of `terms` numbers of random sign, accumulated in
-    float32, adds sqrt(terms) roundings of that precision.
+    Each of the successive stages rounds its result once, and a sum of `terms` numbers of random sign, accumulated in
+    float32, adds sqrt(terms) roundings of float32.
     """
     return stages * (torch.finfo(dtype).eps / 2 + math.sqrt(terms) * torch.finfo(torch.float32).eps / 2)
 
@@ -63,9 +63,9 @@ def rounding_error(stages: int, terms: int, dtype: torch.dtype) -> float:
 def results(
     call: Callable[..., Tensor], module: nn.Module, x: Tensor, upstream: Tensor, **options: Any
 ) -> dict[str, Tensor]:
-    """Output and gradients of one forward and backward pass: of all that is trained, and of x if it needs one.
+    """Output and gradients of one forward and backward pass: of all trained weights, and of x if it needs one.
 
-    Raises AssertionError if one of these is missing, or if there is another.
+    Raises AssertionError if one of these is missing, or if a frozen weight has a gradient.
     """
     module.zero_grad(set_to_none=True)
     leaf = x.detach().requires_grad_(x.requires_grad)
@@ -105,7 +105,7 @@ class Budget:
     warm_up: int = 0
 
     def work(self, one_round: float, more: float = 0) -> float:
-        """Seconds of all repetitions, of the warm-up and of `more` rounds, where one takes `one_round` seconds."""
+        """Seconds of all repetitions, the warm-up and `more` rounds together, if a round takes `one_round` seconds."""
         repetitions = min(self.most, max(self.least, self.seconds / one_round))
         return float((self.warm_up + more + repetitions) * one_round)
 
@@ -119,11 +119,11 @@ def compare(
     facts: Mapping[str, Any] | None = None,
     failures: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Call every timing once a repetition, in an order drawn anew; returns what is a record's own.
+    """Call every timing once per repetition, in an order drawn anew; returns the parts of a record that are its own.
 
-    `timings` are functions by the variants' names; the `repetitions` are variant -> quantity -> a number per
-    repetition, and the orders join the `facts`. `seconds` takes the place of those of the budget. The garbage
-    collector waits meanwhile.
+    `timings` are functions by the variants' names. The returned `repetitions` are variant -> quantity -> a number per
+    repetition; the orders are added to the `facts`. `seconds` replaces the budget's own. The garbage collector is off
+    meanwhile.
     """
     draw = random.Random(seeds["order"])
     names = list(timings)
@@ -154,7 +154,7 @@ def compare(
 
 
 def sizes(**given: int) -> dict[str, int]:
-    """Sizes of a case. Raises TypeError or ValueError, naming the first that is no integer of at least 1."""
+    """Sizes of a case. Raises TypeError or ValueError, naming the first that is not an integer of at least 1."""
     return {name: positive_int(name, value) for name, value in given.items()}
 
 
@@ -184,7 +184,7 @@ class Arm:
 
 
 def trained(name: str, module: nn.Module, call: Callable[..., Tensor] | None = None) -> Arm:
-    """A module with an optimiser for all of it that is trained."""
+    """A module with an optimiser for all its trained weights."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     return Arm(name, module, call or module, torch.optim.AdamW(weights, lr=1e-4, fused=True))
 
@@ -192,7 +192,7 @@ def trained(name: str, module: nn.Module, call: Callable[..., Tensor] | None = N
 def timed_step(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[str, float]:
     """Seconds of one training step, see `_phases`: forward, backward from the given gradient of the output, optimiser.
 
-    On CUDA the untimed step before it is one, too.
+    On CUDA the untimed step before it is a training step, too.
     """
     return _phases(PHASES, lambda mark: _step(arm, x, upstream, options, mark), 1, cuda=x.is_cuda)
 
@@ -206,7 +206,7 @@ def timed(call: Callable[..., Tensor], operands: tuple[Tensor, ...], upstream: T
         mark()
         gradients = torch.autograd.grad(o, operands, upstream)
         mark()
-        del o, gradients  # their memory is given back off the clock
+        del o, gradients  # their memory is freed off the clock
 
     return _phases(PASSES, step, calls, cuda=upstream.is_cuda)
 
@@ -214,11 +214,11 @@ def timed(call: Callable[..., Tensor], operands: tuple[Tensor, ...], upstream: T
 def _phases(
     phases: Sequence[str], step: Callable[[Callable[[], None]], None], calls: int, *, cuda: bool
 ) -> dict[str, float]:
-    """Mean seconds of each phase of a step, which marks when the first begins and each ends.
+    """Mean seconds of each phase of a step; the step marks when the first phase begins and when each one ends.
 
-    On a CPU both the wall's (`forward_s`) and the process's own (`forward_cpu_s`), which other load does not lengthen.
-    On CUDA by events (`forward_s`): an untimed step goes before, so that the timed ones are queued while the device is
-    still at work and the host's time to launch kernels does not show unless it is the longer.
+    On a CPU both wall time (`forward_s`) and the process's CPU time (`forward_cpu_s`), which other load does not
+    lengthen. On CUDA by events (`forward_s`): an untimed step goes first, so that the timed ones are queued while the
+    device is still at work. The host's time to launch kernels then shows only if it is the longer.
     """
     if cuda:
         step(lambda: None)
@@ -242,10 +242,10 @@ def _phases(
 def mean_seconds(
     steps: Callable[[], object], count: int, *, cuda: bool, quantity: str = "step", events: bool = False
 ) -> dict[str, float]:
-    """Seconds of one of the `count` steps that a call makes, the mean, as one who runs it meets them.
+    """Mean seconds of one of the `count` steps that a call makes, as its user experiences them.
 
-    On a CPU both the wall's (`step_s`) and the process's own (`step_cpu_s`), which other load does not lengthen. On
-    CUDA the wall's until the device is done, with the host's time to launch kernels; by `events`, without it.
+    On a CPU both wall time (`step_s`) and the process's CPU time (`step_cpu_s`), which other load does not lengthen. On
+    CUDA wall time until the device is done, with the host's time to launch kernels; with `events`, without it.
     """
     if cuda and events:
         start = _event()
@@ -265,7 +265,7 @@ def mean_seconds(
 
 
 def repeated(call: Callable[[], object], count: int) -> Callable[[], None]:
-    """A function that makes so many calls in a row."""
+    """A function that makes `count` calls in a row."""
 
     def calls() -> None:
         for _ in range(count):
@@ -275,7 +275,7 @@ def repeated(call: Callable[[], object], count: int) -> Callable[[], None]:
 
 
 def calls_in(seconds: float, one: float) -> int:
-    """How many calls in a row make a timing of so many seconds, where one takes `one`; at least one."""
+    """How many calls in a row take about `seconds`, if a single call takes `one` seconds; at least 1."""
     return max(1, round(seconds / one))
 
 
@@ -305,9 +305,10 @@ def _step(arm: Arm, x: Tensor, upstream: Tensor, options: dict[str, Any], mark: 
 
 
 def peak(device: str, call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
-    """What a call returns, and the bytes that it takes at most besides what was there.
+    """What a call returns, and the most bytes that it holds at once, besides what was there before.
 
-    On CUDA by the allocator (`peak_bytes`); on a CPU the tensors', counted, and those of the largest (`largest_bytes`).
+    On CUDA as the allocator reports (`peak_bytes`); on a CPU the bytes of tensors, counted (`peak_bytes`), and those of
+    the largest tensor (`largest_bytes`).
     """
     if device == "cuda":
         torch.cuda.synchronize()
@@ -323,10 +324,9 @@ def peak(device: str, call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
 def step_bytes(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[str, int]:
     """Bytes of one training step.
 
-    On a CPU those that autograd keeps, counted (`saved_bytes`). On CUDA, after at least one step has made the
-    optimiser's state: `peak_bytes`, the most that weights, optimiser state, gradients and activations hold at once,
-    without x and the upstream gradient, and without other arms; `activation_bytes`, what the forward pass leaves
-    allocated.
+    On a CPU: `saved_bytes`, counted, what autograd keeps. On CUDA, after at least one step has made the optimiser's
+    state: `peak_bytes`, the most that weights, optimiser state, gradients and activations hold at once, without x, the
+    upstream gradient and other arms; `activation_bytes`, what the forward pass leaves allocated.
     """
     own = [*arm.module.parameters(), *arm.module.buffers()]
     if not x.is_cuda:

@@ -1,9 +1,9 @@
 """Carry records over to the present code by proof: both codes, run side by side, give the same bits.
 
-What a run can reach may change without changing what it computes: a helper is split, a check is added. Then one case of
+The code of a run may change without changing what it computes: a helper is split, a check is added. Then one case of
 each kind, made short, is run twice on this machine, by the code that the records were measured with and by the present
 one. If both give the same, the records of that kind hold for the present code. What is measured here is not stored, so
-that records of any processor can be carried over. Timings are never the same twice, and are measured anew.
+records of any processor can be carried over. Timings are never the same twice, and are measured anew.
 """
 
 import json
@@ -18,7 +18,7 @@ from paper.experiments.engine import code, provenance, records
 from paper.experiments.engine.records import Case, Record, RecordError
 from paper.experiments.engine.runner import Experiment
 
-# What runs the cases of a checkout, whose packages stand in the working directory; the experiments were once in ortho.
+# Runs cases by the code of a checkout, whose packages lie in the working directory. Experiments were once in ortho.
 _REPLAY = """
 import importlib, json, pathlib, sys
 import torch
@@ -31,19 +31,19 @@ pathlib.Path(sys.argv[3]).write_text(json.dumps([experiment.run(case) for case i
 
 
 def carry(experiment: Experiment, results: Path, *, echo: Callable[[str], None] = print) -> int:
-    """Carry over the stale records of every CPU, of each kind whose short case gives the same bits by both codes.
+    """Carry over the stale records of every CPU, for each kind whose short case gives the same bits by both codes.
 
     Records of the same code are run together, by a checkout of the commit of one of them and by this tree. Returns how
-    many records were carried over. Raises RecordError where a case fails, for kinds that differ, once all others are
-    carried over, for timings, for a commit that the repository does not have, and in a tree with changes that are not
-    committed, which no record could name.
+    many records were carried over. Raises RecordError if a case fails; if kinds differ, after all others are carried
+    over; for timings; for a commit that the repository does not have; and in a tree with changes that are not
+    committed, as no record could name them.
     """
     if experiment.quiet:
         raise RecordError(f"{experiment.name}: timings cannot be carried over; measure them anew")
     if provenance.git_state()[1] is False:
         raise RecordError("expected a tree without uncommitted changes: a record that is carried over names a commit")
     files = {file: records.read(file, experiment.needs) for file in (results / experiment.name).glob("cpu-*.json")}
-    alike: dict[str, list[Record]] = {}  # those of the same code
+    alike: dict[str, list[Record]] = {}  # records of the same code
     for record in (record for file in sorted(files) for record in files[file]):
         if records.is_clean(record) and provenance.changes(record, experiment.run):
             alike.setdefault(records.key(records.standing(record)["code"]), []).append(record)
@@ -71,8 +71,8 @@ def carry(experiment: Experiment, results: Path, *, echo: Callable[[str], None] 
 
 
 def kinds(experiment: Experiment, found: Iterable[Record]) -> list[tuple[Case, list[Record]]]:
-    """A case of each kind, as short as its experiment makes it, and the records of that kind; seed and rate do not make
-    a kind."""
+    """A case of each kind, made short by its experiment, and the records of that kind. Cases that differ only in seed
+    or rate are of one kind."""
     grouped: dict[str, tuple[Case, list[Record]]] = {}
     for record in found:
         case = record["configuration"]
@@ -83,14 +83,14 @@ def kinds(experiment: Experiment, found: Iterable[Record]) -> list[tuple[Case, l
 
 
 def _proof(experiment: Experiment, agreed: int, of: int) -> dict[str, Any]:
-    """What a carried record says: the code that it holds for, too, and how many kinds were the same of how many."""
+    """What a carried record says: the code that it also holds for, and how many kinds gave the same, of how many."""
     commit, clean = provenance.git_state()
     found = {"commit": commit, "clean": clean, "code": provenance.code_of(experiment.run)}
     return found | {"date_utc": provenance.now(), "reproduced": agreed, "of": of}
 
 
 def _replayed(experiment: Experiment, cases: Sequence[Case], trees: Sequence[Path]) -> list[list[dict[str, Any]]]:
-    """What the cases give by the code of each tree, all trees at once, each in a process of its own."""
+    """The results of the cases by the code of each tree; the trees run at once, each in a process of its own."""
     with TemporaryDirectory() as folder:
         given, made = Path(folder) / "cases.json", [Path(folder) / f"{i}.json" for i, _ in enumerate(trees)]
         given.write_text(json.dumps(list(cases)))
@@ -108,7 +108,7 @@ def _replayed(experiment: Experiment, cases: Sequence[Case], trees: Sequence[Pat
 
 
 def same(one: Record, other: Record) -> bool:
-    """Whether two records of a case have the same results, to the bit; times, whose names end in `_s`, aside."""
+    """Whether two records of a case have the same results, to the bit; times (names that end in `_s`) do not count."""
     parts = ("seeds", "repetitions", "facts", "failures")
     return all(_timeless(one.get(part, {})) == _timeless(other.get(part, {})) for part in parts)
 

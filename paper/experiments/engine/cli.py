@@ -184,7 +184,7 @@ def _run(chosen: Sequence[Experiment], arguments: argparse.Namespace, experiment
     timing = arguments.device == "cpu" and any(experiment.quiet for experiment in chosen)
     if timing and not provenance.in_cpu_environment() and _is_own_process():
         provenance.restart_in_cpu_environment()
-    # The processes of torchrun may wait for each other, where no handler runs: SIGTERM is to end them at once.
+    # The processes of torchrun may wait for each other, where no handler runs: SIGTERM must end them at once.
     terminable = nullcontext() if launchers.under_torchrun() else signals.terminable()
     with terminable, launchers.process_group(arguments.device), _launcher(arguments) as launcher:
         if isinstance(launcher, launchers.Ranks) and launcher.rank > 0:

@@ -29,11 +29,11 @@ OVER = (
 
 @dataclass(eq=False)
 class Job:
-    """A case that was `submitted` by submitit, whose own wait needs accounting and without it does not end."""
+    """A case that was `submitted` by submitit. (Submitit's own wait needs accounting, and without it does not end.)"""
 
     submitted: Any
     state: str = "PENDING"
-    looks: int = 0  # one after the other that found it over
+    looks: int = 0  # in a row that found it over
 
     def note(self, state: str) -> None:
         """Take down a look at the queue."""
@@ -41,14 +41,14 @@ class Job:
         self.looks = self.looks + 1 if state in OVER else 0
 
     def ended(self) -> bool:
-        """Whether there is a result, or will be none: two looks at the queue without it leave a result time to come."""
+        """Whether there is a result, or none will come: two looks must find the job over, as a result may be late."""
         paths = self.submitted.paths
         with suppress(OSError):
             paths.folder.chmod(paths.folder.stat().st_mode)  # else NFS may show the folder as it was
         return paths.result_pickle.exists() or self.looks > 1
 
     def result(self) -> Any:
-        """What the job's function returned. Raises LaunchError if the job ended before."""
+        """What the job's function returned. Raises LaunchError if the job ended without a result."""
         paths = self.submitted.paths
         if not paths.result_pickle.exists():
             log = f"its log is {paths.stderr}" if paths.stderr.exists() else "it has not begun"
@@ -57,17 +57,17 @@ class Job:
 
 
 class Slurm:
-    """Each case is a job of a SLURM cluster, up to `slots` or all at once; results come home by the shared file system.
+    """Runs each case as a job of a SLURM cluster, up to `slots` at once, or all; results return by shared files.
 
     Used as a context manager, which at its end cancels the jobs that still run. `folder` takes the jobs' logs, and
     `options` are those of submitit's SLURM executor (`partition`, `gpus_per_node`, `timeout_min`, ...). A job that
-    times out or is preempted is begun anew, and goes on from its checkpoint, where the experiment `resumes`. One that
-    leaves the queue without a result, as when it was cancelled, is lost. The queue is asked by `squeue`, which needs
-    no accounting; while it does not answer, jobs are waited for. Raises LaunchError without submitit, without a
-    cluster, and for unknown options.
+    times out or is preempted starts again; if the experiment `resumes`, it goes on from its checkpoint. A job that
+    leaves the queue without a result, as when it was cancelled, is lost. The queue is read with `squeue`, which needs
+    no accounting; while it does not answer, the run waits. Raises LaunchError without submitit, without a cluster, and
+    for unknown options.
 
-    For a budget a job has begun when it is in the queue. Jobs of a process that SIGKILL ended run on, and nobody takes
-    their results: cancel them (`scancel --name ortho`) before the next run.
+    A budget counts a job as begun when it is in the queue. If SIGKILL ends the process, its jobs run on and nobody
+    takes their results: cancel them (`scancel --name ortho`) before the next run.
     """
 
     def __init__(self, slots: int | None, lookup: Lookup, folder: Path, options: Mapping[str, Any]) -> None:
@@ -85,11 +85,11 @@ class Slurm:
             raise LaunchError(f"slurm: {error}") from error
         self._slugs: dict[str, str] = {}
         self._unfinished: set[Job] = set()
-        self._next_look = 0.0  # at the queue, by the monotonic clock
-        self._answered = True  # the queue, when it was last looked at
+        self._next_look = 0.0  # when to look at the queue again, by the monotonic clock
+        self._answered = True  # whether the queue answered the last look
 
     def device_slug(self, device: str) -> str:
-        """That of the cluster's nodes, which a first job says."""
+        """The name of the cluster's nodes for files, which a first job reports."""
         if device not in self._slugs:
             print("waiting for a node of the cluster to name its device", file=sys.stderr, flush=True)
             job = self._submit(device_slug, device)
@@ -105,7 +105,7 @@ class Slurm:
         return self._submit(function, self._lookup, experiment.name, case, device, options)
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Job:
-        with uninterrupted():  # a job that is in the queue is one to be cancelled
+        with uninterrupted():  # so that each job in the queue is noted and can be cancelled
             try:
                 job = Job(self._executor.submit(function, *arguments))
             except (OSError, RuntimeError) as error:
@@ -126,7 +126,7 @@ class Slurm:
 
     def _look(self) -> None:
         """Note which jobs have left the queue."""
-        # The user's own, as it is an error to ask for a job that is forgotten. Variables could hide some of them.
+        # All jobs of the user, as asking for a forgotten job is an error. SQUEUE_* variables could hide some of them.
         command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A %T"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
         try:
@@ -158,7 +158,7 @@ class _Resumed:
         return in_worker(*arguments)
 
     def checkpoint(self, *arguments: Any) -> Any:
-        """The job to come, which finds by its arguments where the experiment left off."""
+        """The job that takes over; by its arguments it finds where the experiment left off."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments)

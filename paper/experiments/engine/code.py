@@ -1,10 +1,10 @@
 """The code that a function depends on, by meaning: every definition that it can reach, each with a digest.
 
 A definition is a top-level statement of one of the project's modules: a function, a class, an assignment. From a
-function the names in its syntax tree are followed, through imports, to all definitions that it can reach. What the tree
-names counts even where a call never uses it, so that the set is rather too large than too small. Docstrings, comments,
-annotations, what holds arguments to these, imports, the texts of errors, and the names and places of modules have no
-part in a digest: moving a definition or correcting a comment leaves it as it is; changing an operator does not.
+function the names in its syntax tree are followed, through imports, to all definitions that it can reach. A name in the
+tree counts even if a call never uses it: the set is too large rather than too small. A digest ignores docstrings,
+comments, annotations and the decorator that enforces them, imports, the texts of errors, and the names and places of
+modules: moving a definition or correcting a comment leaves it as it is; changing an operator does not.
 
 A table that gives names to definitions, `{"name": function, ...}`, is taken entry by entry, so that one more entry
 changes nothing for the others.
@@ -21,10 +21,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("ortho", "paper")
-CHECKED = "checked"  # a decorator that refuses arguments, and changes nothing of what runs
+CHECKED = "checked"  # a decorator that refuses arguments, and changes nothing else
 EFFECTS = "<module>"  # the statements of a module that define nothing: a switch, a registration
 
-Code = dict[str, str]  # where a definition stands, as 'ortho.layers.multihead:FeedForward', and its digest
+Code = dict[str, str]  # the place of a definition, such as 'ortho.layers.multihead:FeedForward', and its digest
 _Place = tuple[str, str]  # a module and a name in it; the name '' is all of it
 _Path = tuple[str, ...]  # a dotted name
 
@@ -39,10 +39,10 @@ def files(root: Path = ROOT) -> dict[str, bytes]:
 
 
 def changes(before: Code, now: Code) -> list[str]:
-    """Where definitions of `before` stand that `now` lacks, wherever it has them; [] if it has all.
+    """The places of the definitions of `before` that `now` does not have anywhere; [] if it has all.
 
-    What `now` has beside them changes nothing, as what it adds is reached by something that would have changed; but for
-    what modules do when they are imported.
+    Definitions that only `now` has do not count, as something that reaches them must have changed as well. The
+    exception is what modules do when they are imported.
     """
     kept = set(now.values())
     lost = [place for place, digest in before.items() if digest not in kept]
@@ -51,7 +51,7 @@ def changes(before: Code, now: Code) -> list[str]:
 
 
 class Tree:
-    """The modules of a project, each parsed when it is first asked for; `contents` are those of `files`."""
+    """The modules of a project, each parsed when it is first asked for; `contents` is what `files` returns."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
         self.contents = contents
@@ -59,10 +59,10 @@ class Tree:
         self._edges: dict[_Place, frozenset[_Place]] = {}
 
     def reached(self, start: Any) -> Code:
-        """All that a function can reach, in the order of its names.
+        """All definitions that a function can reach, with their digests, sorted by name.
 
-        `start` may be a class or a `partial` as well, whose arguments count: functions and classes as what they reach,
-        other values as what they are. Raises SyntaxError for a module that is not Python.
+        `start` may also be a class or a `partial`. The arguments of a `partial` count: functions and classes by what
+        they reach, other values by what they are. Raises SyntaxError for a module that is not Python.
         """
         waiting, values = _live(start, self.contents)
         found = {name: _digest(text) for name, text in values.items()}
@@ -99,7 +99,7 @@ class Tree:
         return self._edges[place]
 
     def _resolve(self, module: str, path: _Path) -> Iterator[_Place]:
-        """The definition that a dotted name means in a module; none for a local name, or one of another package."""
+        """The definition that a dotted name means in a module; nothing for a local name or another package's name."""
         known = self._module(module)
         first, *rest = path
         if first in known.texts or first in known.tables:
@@ -159,7 +159,7 @@ class _Module:
         paths = set(_paths(node))
         # What a name of another package stands for, as no tree here shows it.
         outside = {path[0]: ".".join(filter(None, self.imports[path[0]])) for path in paths if self._is_outside(path)}
-        # A name that is defined twice, in two branches or anew, is both.
+        # A name that is defined twice, in two branches or anew, has both texts.
         self.texts[name] = self.texts.get(name, "") + meaning(node) + repr(sorted(outside.items()))
         self.names.setdefault(name, set()).update(paths)
 
@@ -192,8 +192,8 @@ def _parts(node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def _statements(body: list[ast.stmt], *, fields: bool = True) -> Iterator[ast.stmt]:
-    """Those that do something: no docstring, no `...`, no `pass`, no import; a name with nothing but an annotation is a
-    field of a class, if at all."""
+    """The statements that do something: not docstrings, `...`, `pass` or imports. A name with nothing but an annotation
+    counts only as a field of a class."""
     for statement in body:
         match statement:
             case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
@@ -225,12 +225,12 @@ def _paths(node: Any) -> Iterator[_Path]:
 
 
 def _is_table(node: ast.Dict) -> bool:
-    """Whether a dictionary gives names to definitions; one of settings may be read as a whole."""
+    """Whether a dictionary gives names to definitions; if it holds settings, it may be read as a whole."""
     return all(any(isinstance(part, ast.Name) for part in ast.walk(value)) for value in node.values) and bool(node.keys)
 
 
 def _live(start: Any, modules: Mapping[str, bytes]) -> tuple[list[_Place], dict[str, str]]:
-    """A function and what is bound to it: definitions of these modules, and other values with what they are."""
+    """What belongs to a function and is bound to it: definitions of these modules, and the texts of other values."""
     home = getattr(start, "__module__", "__main__")  # of a function that a notebook or a test defines
     places: list[_Place] = []
     values: dict[str, str] = {}
@@ -248,7 +248,7 @@ def _live(start: Any, modules: Mapping[str, bytes]) -> tuple[list[_Place], dict[
 
 
 def _bound(thing: Any, home: str) -> list[tuple[str, Any]]:
-    """What a value holds: names of parts, and the parts."""
+    """The parts that a value holds, as pairs of name and part."""
     match thing:
         case partial():
             return [("", thing.func), (".args", thing.args), (".keywords", thing.keywords)]
@@ -267,7 +267,7 @@ def _bound(thing: Any, home: str) -> list[tuple[str, Any]]:
 
 
 def _text(thing: Any, home: str) -> str:
-    """What tells a value from others, apart from its parts."""
+    """A text that distinguishes a value from others, apart from its parts."""
     match thing:
         case str() | int() | float() | None:
             return repr(thing)

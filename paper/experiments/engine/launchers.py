@@ -1,4 +1,4 @@
-"""Where the cases of experiments run, beside this process: in others of this machine, under `torchrun`.
+"""Where cases of experiments run, if not in this process alone: in others of this machine, or under `torchrun`.
 
 Each class is a `runner.Launcher`, as is `cluster.Slurm`. Workers are sent the name of an experiment and a case, and
 find the experiment by `lookup`. They compute with one thread, so that a result does not depend on how many cases run
@@ -28,7 +28,7 @@ Lookup = Callable[[str], Experiment]
 Options = dict[str, Any]
 
 _HERE = Here()  # in a worker: that process
-# For the next case the other ranks wait as long as rank 0 is busy with the last; PyTorch's limit is half an hour.
+# The other ranks wait for the next case while rank 0 is busy with the last one; PyTorch's limit is half an hour.
 _PATIENCE = timedelta(days=7)
 
 
@@ -44,7 +44,7 @@ def registered(name: str) -> Experiment:
 
 
 def in_worker(lookup: Lookup, name: str, case: Case, device: str, options: Options) -> Outcome:
-    """Measure a case, in a worker. Errors go home in words, as not every exception survives the way."""
+    """Measure a case, in a worker. Errors are returned as text, as not every exception can be sent back."""
     torch.set_num_threads(1)
     outcome = _HERE.outcome(lookup(name), case, device, options)
     if device == "cuda":
@@ -55,16 +55,17 @@ def in_worker(lookup: Lookup, name: str, case: Case, device: str, options: Optio
 class Processes:
     """Up to `slots` cases at once, each in a process of its own, which serves for further cases.
 
-    Used as a context manager. A worker that dies costs its case alone. All end with this process, however it ends.
+    Used as a context manager. A worker that dies costs only its case. All workers end with this process, however it
+    ends.
     """
 
     def __init__(self, slots: int, lookup: Lookup) -> None:
         self.slots = slots
         self._lookup = lookup
         self._context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        # Nothing is ever written: workers notice when this process lets go of its end, or has ended itself.
+        # Nothing is ever written: workers notice when this process closes its end of the pipe, or has ended itself.
         self._lifeline, self._held = self._context.Pipe(duplex=False)
-        # Of one worker each, as the death of a worker breaks its pool.
+        # Pools of one worker each, as the death of a worker breaks its pool.
         self._idle = [self._pool() for _ in range(slots)]
         self._busy: dict[Future[Outcome], ProcessPoolExecutor] = {}
 
@@ -118,9 +119,9 @@ def under_torchrun() -> bool:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Under torchrun, `torch.distributed` for the block: gloo on a CPU, NCCL beside it where each process has a GPU.
+    """Under torchrun, start `torch.distributed` for the block: gloo on a CPU, with NCCL if each process has a GPU.
 
-    Nothing elsewhere. Raises LaunchError if there are fewer GPUs than processes of this machine.
+    Elsewhere, do nothing. Raises LaunchError if there are fewer GPUs than processes on this machine.
     """
     if not under_torchrun():
         yield
@@ -131,12 +132,12 @@ def process_group(device: str) -> Iterator[None]:
             raise LaunchError(f"torchrun: expected a GPU a process, got {torch.cuda.device_count()} for rank {local}")
         torch.cuda.set_device(local)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    yield  # not in a try block: after an error, others may wait for this process, and are to see it end
+    yield  # not in a try block: after an error, others may wait for this process, and must see it end
     distributed.destroy_process_group()
 
 
 class Ranks(Here):
-    """Every process that torchrun started measures each case, together: rank 0 says which, the others `follow`.
+    """All processes that torchrun started measure each case together: rank 0 names the case, the others `follow`.
 
     Used as a context manager within `process_group`. A case that raises ends the run, as others may wait for the
     process that failed; what was stored stays.
@@ -146,7 +147,7 @@ class Ranks(Here):
         super().__init__()
         self.rank = distributed.get_rank()
         self._control = distributed.new_group(backend="gloo", timeout=_PATIENCE)
-        self._in_step = True  # none is within a case
+        self._in_step = True  # no rank is within a case
 
     def submit(self, experiment: Experiment, case: Case, device: str, options: Options) -> Future[Outcome]:
         self._in_step = False

@@ -1,4 +1,4 @@
-"""How far a run is: a line on the terminal that is overwritten, where there is one and tqdm is installed."""
+"""Shows how far a run is: a line on the terminal that is overwritten, if there is a terminal and tqdm is installed."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from paper.experiments.engine.runner import Progress, unseen
 
 @contextmanager
 def shown() -> Iterator[tuple[Callable[[str], None], Progress]]:
-    """How to print a line to stdout during the block, at once, and how to say how far the run is."""
+    """Two functions for the block: one prints a line to stdout at once, the other shows how far the run is."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:

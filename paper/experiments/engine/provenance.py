@@ -26,7 +26,7 @@ CPU_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000
 
 
 def default_results() -> Path:
-    """`results/` beside the package's source tree; in the working directory where the package is installed."""
+    """`results/` beside the package's source tree; if the package is installed, in the working directory."""
     installed = code.ROOT.name in ("site-packages", "dist-packages")
     return (Path.cwd() if installed else code.ROOT) / "results"
 
@@ -45,7 +45,7 @@ def edited(run: Any) -> list[str]:
     contents = code.files()
     if contents == _STARTED.contents:
         return []
-    # Not what is bound to the function: that is no part of a file, and may be a list that grows.
+    # Values bound to the function do not count: they are not part of a file, and may be a list that grows.
     return [place for place in code.changes(code_of(run), code.Tree(contents).reached(run)) if ":" in place]
 
 
@@ -55,7 +55,7 @@ def changes(record: Record, run: Any) -> list[str]:
 
 
 def device_name(device: str) -> str:
-    """What the device is called, 'cpu' or 'cuda': the processor's or the accelerator's model."""
+    """The model of the processor ('cpu') or of the accelerator ('cuda')."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     try:
@@ -73,9 +73,9 @@ def device_slug(device: str) -> str:
 
 
 def provenance(device: str, run: Any) -> dict[str, Any]:
-    """All that a record of this process on this device must say of its origin, save its date (see `now`).
+    """What a record of this process on this device must say about its origin, except its date (see `now`).
 
-    `run` is the function of the experiment, from which its code is found. It is `clean` if that is the commit's code,
+    `run` is the function of the experiment; it leads to the code. The record is `clean` if that is the commit's code,
     whatever else has changed since.
     """
     commit, clean = git_state()
@@ -102,7 +102,7 @@ def provenance(device: str, run: Any) -> dict[str, Any]:
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
-    """A folder with the files of a commit, for the block. Raises RecordError for one that the repository lacks."""
+    """A folder with the files of a commit, for the block. Raises RecordError if the repository lacks it."""
     with TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         try:
@@ -137,9 +137,9 @@ def restart_in_cpu_environment() -> None:
 
 @cache
 def git_state() -> tuple[str | None, bool | None]:
-    """The commit of the source tree, and whether it holds no change beside `results/`; None without git.
+    """The commit of the source tree, and whether nothing but `results/` differs from it; None without git.
 
-    Both are of the first call in a process, which is to come before it measures.
+    Both are kept from the first call in a process, which must come before it measures.
     """
     return _git_state()
 

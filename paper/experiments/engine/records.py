@@ -1,7 +1,7 @@
 """Measured records on disk: one JSON file per experiment and device, written whole or not at all.
 
-`results/<experiment>/<device>.json` holds records, one line each, one record per case of the experiment, and once for
-all of them the code that they were measured with. In the file each record has a checksum of itself. A record's keys:
+`results/<experiment>/<device>.json` holds one record per case of the experiment, each on a line, and each version of
+the code that they were measured with, once. In the file each record has its own checksum. A record's keys:
 
 - `experiment`, `device` (the slug that is also the file's name);
 - `configuration`: the case, a flat mapping of names to scalars; it identifies the record within its file;
@@ -10,8 +10,8 @@ all of them the code that they were measured with. In the file each record has a
 - `facts`: what is not repeated (bytes, orders, sizes), any JSON, may be empty;
 - `failures`: arm -> why it could not be measured (a compiler that gave up); empty as a rule;
 - `elapsed_s`: what the whole case took; `provenance`: where, when and with what (see `provenance.py`);
-- `carried`, where there is one: that the record holds for later code, too, as a short case of its kind gave the same
-  results with both codes, to the bit: how many kinds were `reproduced` of how many, with which code, and when.
+- `carried`, optional: the record holds for later code, too, as a short case of its kind gave the same results with both
+  codes, to the bit. It says how many kinds were `reproduced` of how many, with which code, and when.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Case = dict[str, Any]
 
 SCHEMA = 2
 ROOM = 2**18  # bytes that a record may need with its code, about twice the largest so far
-COUNTED = ("s", "bytes", "flop", "steps", "count")  # units of what is never negative
+COUNTED = ("s", "bytes", "flop", "steps", "count")  # units of quantities that are never negative
 UNITS = (*COUNTED, "fraction", "nats", "bits")
 
 _Kinds = dict[str, type | tuple[type, ...]]
@@ -53,7 +53,7 @@ _PROVENANCE: _Kinds = {
     **_CODE_OF,
 }
 _CARRIED: _Kinds = {**_CODE_OF, "reproduced": int, "of": int}
-# A definition of the project, or what a test or a notebook has bound to its own.
+# A definition of the project, or a value that a test or a notebook has bound to its own function.
 _CODE = re.compile(r"[a-z_]\w*(\.\w+)*:.+|run.*", re.DOTALL)
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
@@ -72,7 +72,7 @@ class Needs:
 
     @classmethod
     def like(cls, case: Case, **others: Any) -> "Needs":
-        """Cases with the names and types of this one; and the `others` as above."""
+        """The needs for cases with the names and types of this one; `others` are the other fields."""
         return cls({name: type(value) for name, value in case.items()}, **others)
 
 
@@ -100,13 +100,13 @@ def path(results: Path, experiment: str, device: str) -> Path:
 
 
 def checkpoint(results: Path, experiment: str, case: Case, code: Mapping[str, str]) -> Path:
-    """Where a case may keep what it needs to go on after a kill; not among the records, and for this code alone."""
+    """The file where a case may keep what it needs to go on after a kill; outside the records, for this code alone."""
     name = hashlib.sha256(key(case).encode()).hexdigest()[:16]
     return results.absolute() / ".checkpoints" / experiment / _version(code) / f"{name}.pt"
 
 
 def read(file: Path, needs: Needs = NOTHING) -> list[Record]:
-    """The checked records of a file, with what their experiment needs; none if there is no such file.
+    """The checked records of a file, with what their experiment needs; [] if there is no such file.
 
     Raises RecordError, naming the file and the reason, if it is damaged. The file is left as it is.
     """
@@ -150,10 +150,10 @@ def write(file: Path, records: Sequence[Record]) -> None:
 
 
 def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[Case] = ()) -> None:
-    """Add a record to those of its experiment on the device that it names, in place of an earlier one of its case.
+    """Add a record to those of its experiment and device; it replaces an earlier one of the same case.
 
-    They lie in the `order` of these cases, whichever was measured first, and others behind them. Raises RecordError if
-    the file or the record is damaged.
+    The file keeps the `order` of these cases, whichever was measured first; others come after them. Raises RecordError
+    if the file or the record is damaged.
     """
     file = path(results, record["experiment"], record["device"])
     stored = by_case([*read(file, needs), record])
@@ -162,7 +162,7 @@ def put(results: Path, record: Record, needs: Needs = NOTHING, order: Sequence[C
 
 
 def probe(file: Path) -> None:
-    """Raise RecordError unless a file of records can be written, as large as it is and `ROOM` more."""
+    """Raise RecordError unless a file of records can be written with its present size plus `ROOM`."""
     size = ROOM
     try:
         size += file.stat().st_size if file.exists() else 0
@@ -173,11 +173,11 @@ def probe(file: Path) -> None:
 
 @contextmanager
 def lock(results: Path) -> Iterator[Callable[[], None]]:
-    """Hold a results folder for one writer; the kernel lets go of it however the process ends.
+    """Hold a results folder for one writer; the kernel releases it however the process ends.
 
-    Gives a function that raises RecordError when the folder has been removed or replaced, and so is held no longer.
+    Yields a function that raises RecordError if the folder has been removed or replaced and so is no longer held.
     Raises RecordError at once if another process holds it, as two runs would also disturb each other's timing, and if
-    there can be no such folder, or none that can be locked and written into.
+    the folder cannot be created, locked or written into.
     """
     import fcntl  # not on every system; reading records does not need it
 
@@ -224,16 +224,16 @@ def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def judged_device(records: Iterable[Record]) -> str:
-    """The device by whose records claims are judged: of those there are a CPU, if possible; '' without records."""
+    """The device whose records claims are judged by: a CPU if there is one; '' without records."""
     names = {record["device"] for record in records}
     return min(names, key=lambda name: (not name.startswith("cpu-"), name), default="")
 
 
 def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Training runs by device, those of all CPUs together as 'cpu', which comes first: of each case the run of the
-    device whose name comes first.
+    """Training runs by device; those of all CPUs are put together as 'cpu', which comes first. If several CPUs ran a
+    case, the one whose name comes first counts.
 
-    Processors differ in how they round, which changes what a run learns as another seed does, and no more.
+    Processors round differently, which changes what a run learns only as much as another seed does.
     """
     found: dict[str, dict[str, Record]] = {"cpu": {}}
     for record in sorted(records, key=lambda record: str(record["device"])):
@@ -256,20 +256,20 @@ def latest(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def standing(record: Record) -> Mapping[str, Any]:
-    """For which code a record holds, and from which commit: its own, or what it was carried over to."""
+    """The code and the commit that a record holds for: its own, or those that it was carried over to."""
     found: Mapping[str, Any] = record["carried" if "carried" in record else "provenance"]
     return found
 
 
 def is_clean(record: Record) -> bool:
-    """Whether a record's code is that of its commit; where nobody knows, for want of git, its digest counts."""
+    """Whether a record's code is that of its commit; true if nobody knows, for want of git: then its digest counts."""
     return standing(record)["clean"] is not False
 
 
 def check(record: Any, needs: Needs = NOTHING, sound: set[int] | None = None) -> Record:
     """`record` if it has every needed key, of the right type, with finite numbers; else ValueError.
 
-    `sound` are the ids of the code of records that were checked before: those of a file share it, and it is checked
+    `sound` are the ids of code that was checked before: the records of a file share their code, and it is checked
     once.
     """
     sound = set() if sound is None else sound

@@ -1,4 +1,4 @@
-"""Runs what is missing or stale of some experiments within a time budget, a record at a time."""
+"""Runs the missing and stale cases of experiments within a time budget, one record at a time."""
 
 import math
 import time
@@ -36,16 +36,16 @@ def _line(record: Record) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. `cases(device)` lists the configurations for 'cpu' or 'cuda', most informative first.
+    """An experiment. `cases(device)` lists the configurations for 'cpu' or 'cuda', the most informative first.
 
     `run(case)` measures one and returns the parts of a record that are its own: `seeds` and `repetitions`, and where
-    there are any, `facts` and `failures` (see `records`). It raises, and nothing is stored, if what it is to measure
-    is not correct. `work(case)` is how many seconds a case should take, roughly; what like cases took corrects it.
+    there are any, `facts` and `failures` (see `records`). If what it measures is not correct, it raises and nothing is
+    stored. `work(case)` is roughly how many seconds a case should take; the times of similar cases correct it.
     `needs` is what the readers of its records rely on.
     `quiet` marks timings: their cases run one at a time, and on a CPU in a process with `provenance.CPU_ENVIRONMENT`.
     `resumes` says that `run` takes the path of a `checkpoint` too, a file of its own for each case: it may keep there
     what it needs to go on after a kill. The file is removed when the record is stored.
-    `short(case)` is a case that goes through all that `case` does within seconds, by which two codes are compared.
+    `short(case)` is a case that does all that `case` does, but within seconds; it serves to compare two codes.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Experiment:
 
 @runtime_checkable
 class Parts(Protocol):
-    """A module whose measurement is an experiment, with `cases`, `short`, `work`, `label`, `line`, `table` at will."""
+    """A module with a measurement `run`; `cases`, `short`, `work`, `label`, `line` and `table` are optional."""
 
     @property
     def run(self) -> Callable[..., dict[str, Any]]: ...
@@ -88,7 +88,7 @@ class Report:
 def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tuple[list[Case], list[Case], list[Case]]:
     """The cases of an experiment as (fresh, stale, missing), given the records stored for this device.
 
-    A record from a tree with changes that were not committed counts as missing: nobody can have its code again.
+    A record from a tree with changes that were not committed counts as missing: its code cannot be had again.
     """
     known = records.by_case(stored)
     fresh: list[Case] = []
@@ -106,7 +106,8 @@ def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tupl
 def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float:
     """Seconds that a case may take, from (work, elapsed seconds) of others; its own work if there are none.
 
-    The case nearest in work is scaled up in proportion, and never down: a small case has costs that do not shrink.
+    The time of the case nearest in work is scaled up in proportion, never down: some costs of a small case do not
+    shrink.
     """
     work = experiment.work(case)
     if not measured:
@@ -124,7 +125,7 @@ def measure(
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> Record:
-    """Run one case and return its whole record, stored nowhere; `options` go to the experiment's `run`.
+    """Run one case and return its whole record without storing it; `options` go to the experiment's `run`.
 
     `origin` is the provenance, where it was taken before. Raises what `run` raises, ValueError for an ill-formed
     result, and RecordError if the code has changed on disk since this process started: nobody could say then what ran.
@@ -152,12 +153,12 @@ def measure(
 
 
 def named(definitions: Sequence[str], most: int = 3) -> str:
-    """Some of many definitions in words."""
+    """The first `most` of some definitions as text, and how many more there are."""
     more = len(definitions) - most
     return ", ".join(definitions[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-Outcome = Record | str  # of a case: its record, or in words why there is none
+Outcome = Record | str  # the record of a case, or the reason why there is none
 
 
 @runtime_checkable
@@ -176,13 +177,13 @@ class Launcher(Protocol):
         """How many cases are handed out at once."""
 
     def device_slug(self, device: str) -> str:
-        """What the files of the device are called on which the cases will run."""
+        """The name for files of the device that the cases will run on."""
 
     def submit(self, experiment: Experiment, case: Case, device: str, options: dict[str, Any]) -> Job:
         """Hand out one case; `options` go to the experiment's `run`."""
 
     def wait(self, jobs: Collection[Any]) -> Collection[Any]:
-        """Those of the jobs whose results can be had, at least one of them; none of none."""
+        """The jobs whose results are ready, at least one; empty if there are no jobs."""
 
 
 class Here:
@@ -240,14 +241,14 @@ def run(
 ) -> Report:
     """Measure the missing and stale cases, or with `rerun` all of them, and store each record when it is made.
 
-    The `launcher` says where, by default in this process, one after the other. A case that by estimate does not fit
-    into what is left of `budget` seconds is left, and a smaller one after it is still taken. A case that raises is
+    The `launcher` says where; by default in this process, one after the other. A case that by estimate does not fit
+    into the rest of the `budget` seconds is left out; a smaller one after it may still run. A case that raises is
     reported and the next one is run. A damaged file of records is reported and its experiment is not run.
 
     A record that cannot be stored is kept and tried again: after each case that still runs, and when the run ends,
-    however it does. Meanwhile no further case of its experiment is begun, or one if space may be freed; nor one of any
-    other, unless the folder takes records. What is lost in the end is reported. Raises RecordError if another run
-    holds `results`, or no record can be stored there.
+    however it does. Meanwhile no further case of its experiment begins, or only one if space may be freed. Cases of
+    other experiments begin only if the folder takes records. What is lost in the end is reported. Raises RecordError if
+    another run holds `results`, or no record can be stored there.
     """
     end = math.inf if budget is None else clock() + budget
     with records.lock(results) as held:

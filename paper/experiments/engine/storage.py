@@ -14,7 +14,7 @@ MAY_PASS = (errno.ENOSPC, errno.EDQUOT)  # somebody else may free space while th
 
 @dataclass(eq=False)
 class Measured:
-    """A record of this run, how it is stored (see `records.put`), and why it is not, if it is not."""
+    """A record of this run, how to store it (see `records.put`), and, while it is not stored, the reason."""
 
     label: str
     record: Record
@@ -45,7 +45,7 @@ class Store:
 
     @property
     def pending(self) -> list[Measured]:
-        """What is measured and not stored."""
+        """The records that are measured and not stored."""
         return [one for one in self.measured if not one.stored]
 
     def check(self, file: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class Store:
     def takes_more(self, experiment: str) -> bool:
         """Try again to store what is pending, and say whether another case of the experiment may be measured.
 
-        That is so when nothing of it is left pending, and when a single record is, for an error that may pass.
+        It may if none of its records is left pending, or only one, because of an error that may pass.
         """
         self._flush()
         pending = [one for one in self.pending if one.experiment == experiment]
@@ -82,7 +82,7 @@ class Store:
             one.reason, one.may_pass = self._put(one)
 
     def _put(self, one: Measured) -> tuple[str, bool]:
-        """Store a record: why it could not be, and whether that may pass."""
+        """Store a record; returns why it could not be stored, '' if it was, and whether that may pass."""
         try:
             self._held()
             records.put(self.results, one.record, one.needs, one.order)

@@ -16,10 +16,10 @@ def by_devices(
     versions: bool = False,
     groups: Callable[[Sequence[Record]], Mapping[str, list[Record]]] = by_device,
 ) -> Callable[[Lines], Callable[..., str]]:
-    """Makes the text of all records, a table per device, of a function that gives the lines of one device's records.
+    """Turns a function that gives the lines of one device's records into one that gives a table for each device.
 
-    A table begins with the device's name, with a `note` or the `versions` that it ran with, and a `head`. Where
-    `groups` puts several devices together, it names all.
+    A table begins with the device's name, with a `note` or the `versions` that it ran with, and a `head`. If `groups`
+    puts several devices together, the table names all of them.
     """
 
     def decorated(lines: Lines) -> Callable[..., str]:

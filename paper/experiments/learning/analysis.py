@@ -1,8 +1,8 @@
-"""What the records of the learning experiments say: accuracies over seeds, the rates chosen, and which arm is better.
+"""Analysis of the records of the learning experiments: accuracies over seeds, rates chosen, and which arm is better.
 
-A record holds one run, so that all functions take many. The runs of the tuning seed count for the choice of the rates
-alone. Runs of two arms are independent, and compared by their ranks; or they are paired by seed, and compared by the
-differences of what was measured.
+A record holds one run, so all functions take many records. The runs of the tuning seed count only for the choice of the
+rates. Runs of two arms are either independent, and compared by their ranks, or paired by seed, and compared by the
+differences of the measured values.
 """
 
 import statistics
@@ -32,13 +32,14 @@ def grouped(
 
 
 def seed(record: Record) -> int:
-    """That of a run."""
+    """The seed of a run."""
     return int(record["configuration"]["seed"])
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """One row per device, arm and test, in the order of the records: `seeds`, `rate`, and of the right answers' share
-    `correct`, one number a seed, with `low`, `median` and `high`; `faultless` the share of sequences without a mistake.
+    """One row per device, arm and test, in the order of the records: `seeds`; `rate`; `correct`, the share of right
+    answers, one number a seed, with its `low`, `median` and `high`; and `faultless`, the share of sequences without a
+    mistake.
 
     Raises ValueError if an arm's runs differ in more than their seed.
     """
@@ -68,7 +69,7 @@ def results(records: Iterable[Record], device: str) -> dict[str, dict[str, Row]]
 
 
 def per_cent(row: Row) -> str:
-    """A row's right answers in per cent: the median (and the least to the most), or one figure where these agree."""
+    """A row's right answers in per cent: the median (the least to the most), or one figure if these agree."""
     low, median, high = (f"{100 * row[name]:.0f}" for name in ("low", "median", "high"))
     return median if low == high else f"{median} ({low}\xa0to\xa0{high})"
 
@@ -84,7 +85,7 @@ def tuning(records: Iterable[Record], device: str) -> dict[str, dict[float, floa
 
 
 def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, worse: str) -> Row:
-    """Two arms in one test: the difference of the medians, and the probability that like arms do as well by chance.
+    """Two arms in one test: the difference of the medians, and the probability of the result if arms do not differ.
 
     Raises ValueError for an arm or test that was not measured.
     """
@@ -119,16 +120,16 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def tested(record: Record, test: str, quantity: str) -> float:
-    """What a run's test gave."""
+    """A quantity of a run's test."""
     return float(record["repetitions"][test][quantity][0])
 
 
 class Runs(NamedTuple):
     """An arm's runs that differ in the seed alone, in the order of the seeds.
 
-    `values`: measure -> a number a run; `curves` on the validation part, a list of (step, nats) a run; `parameters`
-    that are trained, `flop` of a run's training, 0 where no closed form is given; `configuration` of all, without the
-    seed.
+    `values`: measure -> one number per run; `curves`: on the validation part, a list of (step, nats) per run;
+    `parameters`: how many are trained; `flop`: FLOPs of a run's training, 0 if no closed form is given;
+    `configuration`: that of all runs, without the seed.
     """
 
     arm: str
@@ -150,7 +151,7 @@ class Runs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One arm against another at the same seeds: what it has more, and what its rule says of that."""
+    """One arm against another at the same seeds: the difference, the outcome by the arm's rule, the number of pairs."""
 
     difference: Difference
     outcome: str
@@ -160,8 +161,9 @@ class Judged(NamedTuple):
 def runs(
     records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
 ) -> list[Runs]:
-    """The runs of one device that count, put together where they differ in the seed alone, in the order of the records;
-    of these only those whose configuration holds what is `wanted`. `flop` says what a run's training takes."""
+    """The runs of one device that count, in the order of the records; runs that differ only in the seed are put
+    together. Only runs whose configuration has the `wanted` values are taken. `flop` gives the FLOPs of a run's
+    training."""
     here = (record for record in records if record["device"] == device)
     own = (record for record in here if all(record["configuration"][k] == v for k, v in wanted.items()))
     groups = grouped(own, lambda one: repr(_shared(one["configuration"])))
@@ -171,7 +173,7 @@ def runs(
 def by_arm(
     records: Iterable[Record], device: str, measures: Measures, *, flop: Flop | None = None, **wanted: Any
 ) -> dict[str, Runs]:
-    """The same by arm. Raises ValueError if an arm's runs differ in more than the seed: `wanted` is to say more."""
+    """Arm -> its `runs`. Raises ValueError if they differ in more than the seed: then `wanted` must say more."""
     found: dict[str, Runs] = {}
     for one in runs(records, device, measures, flop=flop, **wanted):
         if one.arm in found:
@@ -181,9 +183,9 @@ def by_arm(
 
 
 def paired(one: Runs, other: Runs, measure: str, confidence: float) -> Difference | None:
-    """What one arm has more than the other at the seeds that both have; None if they have fewer than two in common.
+    """One arm minus the other at the seeds that both have; None if they have fewer than two in common.
 
-    Raises KeyError for what was not measured.
+    Raises KeyError for a measure that was not taken.
     """
     ours, theirs = (dict(zip(each.seeds, each.values[measure], strict=True)) for each in (one, other))
     seeds = sorted(ours.keys() & theirs.keys())
@@ -195,7 +197,7 @@ def paired(one: Runs, other: Runs, measure: str, confidence: float) -> Differenc
 def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
     """The arm against the other at the seeds that both have, by its rule; None if they have fewer than two in common.
 
-    Raises KeyError for what was not measured.
+    Raises KeyError for a measure that was not taken.
     """
     rule = Decision.of(arm.configuration)
     found = paired(arm, other, measure, rule.confidence())
@@ -205,7 +207,7 @@ def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
 
 
 def against(arm: Runs, other: Runs | None, measure: str) -> str:
-    """What the rule says of an arm against another, in words; nothing where there is nothing to say."""
+    """The outcome of an arm against another by its rule, as text; '' if there is none."""
     found = None if other is None or arm.arm == other.arm else judged(arm, other, measure)
     if other is None or found is None:
         return ""
@@ -214,12 +216,12 @@ def against(arm: Runs, other: Runs | None, measure: str) -> str:
 
 
 def closing(records: Sequence[Record]) -> str:
-    """What is said below a table of records: how many rates they choose."""
+    """The line below a table of records: how many rates they choose."""
     return f"rates chosen: {len(rates.choose(records))}"
 
 
 def _shared(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case has in common with those of other seeds."""
+    """The part of a case that it has in common with cases of other seeds."""
     return {name: value for name, value in case.items() if name != "seed"}
 
 

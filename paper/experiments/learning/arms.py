@@ -24,7 +24,7 @@ FROZEN = (
     "frozen temperature",
     "stopped temperature",
 )
-EMBEDDED = ("learned", "frozen", "stopped", "linear")  # kinds that there are with embeddings of places as well
+EMBEDDED = ("learned", "frozen", "stopped", "linear")  # kinds that also come with embeddings of positions
 OTHERS = (
     "random Synthesizer",
     "dense Synthesizer",
@@ -34,10 +34,10 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """A model but for its size: how many heads of which kinds, and how places are embedded.
+    """A model without its size: how many heads of which kinds, and how positions are embedded.
 
-    `heads` are (kind, number) pairs, N is the number of tokens of the longest sequence, and `embeddings` of places are
-    'learned', 'sinusoidal' or None: rotary heads and patterns know of order without them.
+    `heads` are (kind, number) pairs, N is the number of tokens of the longest sequence, and `embeddings` of positions
+    are 'learned', 'sinusoidal' or None: rotary heads and patterns know the order without them.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Arm:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The arguments of `LanguageModel` beside its sizes and the number of heads."""
+        """The arguments of `LanguageModel` besides its sizes and the number of heads."""
         if self.embeddings is None:
             return {"max_length": None, **self.layer}
         return {"max_length": self.N, "positions": self.embeddings, **self.layer}
@@ -87,8 +87,8 @@ class Arm:
     def cost(self, B: int, N: int, d: int, H: int, **kwargs: Any) -> Cost:
         """A closed form of the attention layer, in FLOPs of matrix products and in trained parameters.
 
-        As those of `ortho.cost` are, to be handed to `ortho.cost.block`. The sums of heads of several kinds, which are
-        no products, are not counted.
+        Like those of `ortho.cost`, it can be passed to `ortho.cost.block`. The sums over heads of several kinds are not
+        counted, as they are not products.
         """
         known = kinds(self.N)
         if len(self.heads) == 1:
@@ -102,8 +102,8 @@ def baseline(H: int, N: int) -> Arm:
 
 
 def by_position(H: int, N: int) -> dict[str, Arm]:
-    """Learned heads that know of order in various ways, the baseline first; and other heads with embeddings of places
-    as well."""
+    """Learned heads that know the order in various ways, the baseline first; and other heads that have embeddings of
+    positions, too."""
     found = (
         baseline(H, N),
         Arm("ALiBi", N, (("alibi", H),)),
@@ -115,12 +115,12 @@ def by_position(H: int, N: int) -> dict[str, Arm]:
 
 
 def by_freezing(H: int, N: int) -> dict[str, Arm]:
-    """What is frozen, stopped or badly drawn, in all heads. 'frozen' is orthogonal random attention."""
+    """Arms with frozen, stopped or badly drawn matrices in all heads. 'frozen' is orthogonal random attention."""
     return {kind: Arm(kind, N, ((kind, H),)) for kind in FROZEN}
 
 
 def mixed(H: int, N: int) -> dict[str, Arm]:
-    """Up to 3 learned heads beside those of another kind; and alone, as wide as all of them, where they divide H."""
+    """Up to 3 learned heads beside those of another kind; and alone, as wide as H heads, if their number divides H."""
     found = {}
     for k in range(min(MOST_LEARNED + 1, H)):
         for kind in BESIDE:
@@ -145,8 +145,8 @@ def arms(H: int, N: int) -> dict[str, Arm]:
 
 
 def training_flop(arm: Arm, B: int, N: int, d: int, L: int, *, vocab_size: int, d_ff: int | None = None) -> int:
-    """FLOPs of the matrix products of a training step on tokens (B, N), forward and backward, by closed forms; the
-    read-out is included, and the loss left out.
+    """FLOPs of the matrix products of a training step on tokens (B, N), forward and backward, by closed forms, with the
+    read-out and without the loss.
 
     Raises TypeError or ValueError for sizes below 1 or that do not fit the arm.
     """
@@ -154,10 +154,10 @@ def training_flop(arm: Arm, B: int, N: int, d: int, L: int, *, vocab_size: int, 
 
 
 def matched_width(arm: Arm, like: Arm, d: int, L: int, *, d_ff: int | None = None) -> int:
-    """The hidden width of the feed-forward networks with which an arm has as many trained parameters as the arm `like`
-    has with `d_ff`, by default 4 d: the integer that comes nearest.
+    """The hidden width of the feed-forward networks, an integer, at which an arm's number of trained parameters comes
+    nearest to that of the arm `like` with `d_ff`, by default 4 d.
 
-    Raises TypeError or ValueError for sizes below 1, and ValueError where the arm has too many without any.
+    Raises TypeError or ValueError for sizes below 1, and ValueError if the arm has too many even without such networks.
     """
     d_ff = 4 * d if d_ff is None else d_ff
     own, wanted = (_cost(one, 1, 1, d, L, 1, d_ff).trained for one in (arm, like))

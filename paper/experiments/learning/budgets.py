@@ -1,8 +1,8 @@
 """One run that serves all budgets up to its own, each a power of two.
 
-A model is trained at a constant rate (after a warm-up), and at each budget a copy of it goes on for a last fifth of
-that budget's steps while the rate falls to 0: what is tested there is a model whose whole training was planned for that
-budget (warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395; as good as a cosine of that length: Hägele et al.
+A model is trained at a constant rate (after a warm-up). For each budget a copy of it goes on for the last fifth of that
+budget's steps, while the rate falls to 0. So the model that is tested at a budget had its whole training planned for
+that budget (warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395; as good as a cosine of that length: Hägele et al.
 2024, arXiv:2405.18392).
 """
 
@@ -51,7 +51,7 @@ def checked_budget(budget: int) -> int:
 
 
 def steps(case: Mapping[str, Any], budget: int) -> tuple[int, int]:
-    """After how many steps a budget's copy is taken, and how many it goes on for."""
+    """After how many steps a budget's copy is taken, and for how many steps it goes on."""
     whole = case["base"] * budget
     cooling = max(1, round(COOLING * whole))
     return whole - cooling, cooling
@@ -66,11 +66,12 @@ def fit(
     *,
     checkpoint: Path | None = None,
 ) -> dict[str, Any]:
-    """Train a model up to the budget of its case: see `fitting.facts`, where a look is what `examined` says of the copy
-    at a budget, and its `budget`, its `step`s and the seconds of processor time of one, `step_s`.
+    """Train a model up to the budget of its case; returns `fitting.facts`, with a look for each budget. A look is what
+    `examined` returns for the copy, with its `budget`, its number of steps, `step`, and `step_s`, the processor time of
+    a step in seconds.
 
-    A run that was killed goes on from its `checkpoint`; what one budget's copy has done is lost, if it was not tested
-    yet. Raises AssertionError if the last copy's fast form does not compute what its definition does.
+    A run that was killed goes on from its `checkpoint`; the work of a copy that was not yet tested is lost. Raises
+    AssertionError if the last copy's fast form does not compute what its definition does.
     """
     branches = {steps(case, 2**i)[0]: 2**i for i in range(case["budget"].bit_length())}
     kind: dict[str, Any] = {

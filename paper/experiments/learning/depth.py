@@ -1,6 +1,6 @@
 """How large gradients are through the depth of a stack, with learned and with frozen queries and keys.
 
-In float64, and trained for seconds, so that the figures are the same on every machine once they are rounded.
+Stacks run in float64 and train for only seconds, so that the figures, once rounded, are the same on every machine.
 """
 
 from functools import cache, partial
@@ -35,7 +35,7 @@ def task() -> Task:
 
 
 class Stack(nn.Module):
-    """Blocks of attention and feed-forward network, each half behind a norm, with residual sums or without."""
+    """Blocks of attention and feed-forward network, each half after a norm, with residual sums or without."""
 
     def __init__(self, arm: str, residual: bool, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Stack(nn.Module):
         self.embed_tokens = nn.Parameter(drawn)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        """Tokens (B, N) -> what each block is given, what the last one makes, and the logits."""
+        """Tokens (B, N) -> the input of each block, the output of the last one, and the logits."""
         x = embedding(tokens, self.embed_tokens)
         found = [x]
         for block in self.blocks:
@@ -70,7 +70,7 @@ def _loss(model: Stack, generator: torch.Generator) -> tuple[Tensor, list[Tensor
 
 @torch.enable_grad()
 def train(model: Stack, steps: int, generator: torch.Generator) -> None:
-    """AdamW on fresh batches, in place."""
+    """Train the model in place with AdamW, on fresh batches."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=RATE, fused=True)
     with unchecked_values():  # a number that is not finite would show in the gradients
@@ -84,7 +84,7 @@ def train(model: Stack, steps: int, generator: torch.Generator) -> None:
 
 @torch.enable_grad()
 def gradients(model: Stack, generator: torch.Generator) -> list[float]:
-    """The gradient's length at what each block is given, and at what the last one makes."""
+    """The norm of the gradient at the input of each block, and at the output of the last one."""
     loss, found = _loss(model, generator)
     return [float(one.norm()) for one in torch.autograd.grad(loss, found)]
 
@@ -97,7 +97,7 @@ def case(arm: str, residual: bool, seed: int) -> Case:
 
 
 def cases(device: str) -> list[Case]:
-    """All arms with residual sums and without, seed after seed; on the CPU alone."""
+    """All arms with residual sums and without, seed after seed; only on the CPU."""
     if device != "cpu":
         return []
     return [case(arm, residual, seed) for seed in SEEDS for arm in ARMS for residual in (True, False)]

@@ -1,10 +1,10 @@
-"""A language model goes on with another text, while parts of its attention stay as they were.
+"""A language model is trained further on another text, while parts of its attention stay as they were.
 
 The strong baseline is trained on the Python standard library's sources, and then on its help texts: English prose that
 `paper.tasks.text.python_parts` leaves out. An arm says which matrices the second stage trains. A case is one second
 stage; the arms of a seed begin with the same model and see the same batches, so that they are compared pair by pair.
-Of the looks at the new text's validation part the best one counts, for every arm. Tests are of both texts, of the model
-that the first stage leaves and of what the second makes of it: what is learnt, and what is forgotten.
+For every arm the best look at the new text's validation part counts. The model is tested on both texts, after the first
+stage and after the second: this shows what is learnt, and what is forgotten.
 """
 
 import re
@@ -43,15 +43,15 @@ TRIED = (3e-3, 1e-2)  # of the second; a model that is n times as wide has rates
 LOOKS = 8
 TESTS = ("old, before", "new, before", "old", "new")
 SCRATCH = "from scratch"  # the arm without a first stage
-DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as of the models of bytes
+DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as for the models of bytes
 
 
 def _kept(model: nn.Module, _: torch.Generator) -> None:
-    """All is trained."""
+    """Freeze nothing: all is trained."""
 
 
 def _values_frozen(model: nn.Module, _: torch.Generator) -> None:
-    """Freeze W_V and W_O, as many parameters as W_Q and W_K have."""
+    """Freeze W_V and W_O, which have as many parameters as W_Q and W_K."""
     for layer in model.modules():
         if isinstance(layer, MultiheadAttention):
             layer.weight_v.requires_grad_(False)
@@ -91,7 +91,7 @@ def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates, and of arms whose rate is chosen all seeds, one seed after the other."""
+    """The runs that choose the rates; then all seeds of arms whose rate is chosen, one seed after the other."""
     options = [{"arm": arm, "device": device} for arm in ARMS]
     return fitting.cases("fine-tuning", case, options, partial(rates.tried, TRIED), SEEDS)
 
@@ -121,10 +121,10 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 def pretrain(
     model: LanguageModel, task: Task, case: Case, generator: torch.Generator, *, beside: Path | None = None
 ) -> None:
-    """The first stage, of which all arms of a seed have the same: the trained weights are put into the model.
+    """The first stage, which is the same for all arms of a seed: the trained weights are put into the model.
 
-    They are kept in a file of this stage, in the folder of the file `beside`, where there is one;
-    so is the way to them, for a run that is killed.
+    If there is a file `beside`, the weights are kept in a file of this stage in its folder; so is the state of their
+    training, for a run that is killed.
     """
     left_out = ("arm", "rate", "steps", "tested")
     stage = key({name: value for name, value in case.items() if name not in left_out and "decision" not in name})
@@ -141,7 +141,7 @@ def pretrain(
         if file is not None:
             checkpoints.save(file, stored, identity)
     model.load_state_dict(stored)
-    model.zero_grad()  # of what the second stage does not train, a gradient would stay and count when others are cut
+    model.zero_grad()  # else gradients of what the second stage does not train would stay, and count in clipping
 
 
 def build(case: Case, generator: torch.Generator) -> LanguageModel:
@@ -151,7 +151,7 @@ def build(case: Case, generator: torch.Generator) -> LanguageModel:
 
 
 def tested(model: nn.Module, case: Case, generator: torch.Generator) -> dict[str, dict[str, list[float]]]:
-    """What the model says of the test parts of both texts."""
+    """The model's results on the test parts of both texts."""
     names = ("old", "new")
     return {
         name: fitting.evaluate(model, task.tests["test"], case, generator)
@@ -171,7 +171,8 @@ def tasks(N: int) -> tuple[Task, Task]:
 @cache
 def help_parts() -> text.Parts:
     """The topics of Python's `help`, in the order of their names, the first 90 % to train on and two times 5 % after
-    them. Some hold others, or parts of them: of equal paragraphs the first one counts, so that no part has another's.
+    them. Some topics contain others, or parts of them. Only the first of equal paragraphs is kept, so that no part has
+    paragraphs of another.
 
     Raises ImportError, with a reason, for a Python that is installed without them.
     """
@@ -208,12 +209,12 @@ def _bits(record: Record, test: str) -> float:
 
 
 def _forgotten(record: Record) -> float:
-    """Bits a byte that the first text takes more after the second stage than after the first."""
+    """How many more bits a byte the first text takes after the second stage than after the first."""
     return _bits(record, "old") - _bits(record, "old, before")
 
 
-# Bits a byte, the better the lower they are: of the second text and of the first after the second stage, of the second
-# after the first stage, and what is forgotten.
+# Bits a byte, lower is better: of the second text after the second stage and after the first, of the first text after
+# the second stage, and what is forgotten.
 MEASURES: Measures = {
     **{name: partial(_bits, test=name) for name in ("new", "new, before", "old")},
     "forgotten": _forgotten,
@@ -231,8 +232,8 @@ def line(record: Record) -> str:
 
 @by_devices(note=": bits a byte of the new text, mean [lowest, highest], and of the old")
 def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: means over seeds, and what the rule says of each arm against the one of
-    which all is trained."""
+    """The stored figures, a table per device: means over seeds, and the rule's outcome for each arm against the one
+    that trains everything."""
     texts = []
     found = by_arm(records, records[0]["device"])
     for one in sorted(found.values(), key=lambda one: one.mean("new")):

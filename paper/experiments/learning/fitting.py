@@ -1,4 +1,4 @@
-"""What every experiment with training is made of: cases, runs that train a model on a task and test it, seeds."""
+"""The common parts of all experiments with training: cases, runs that train a model on a task and test it, seeds."""
 
 import copy
 import zlib
@@ -25,12 +25,12 @@ PRECISION = {"cpu": "float32", "cuda": "bfloat16"}
 WEIGHT_DECAY = 0.1
 POINTS = 20  # of the stored loss curve
 CHECKED = 2  # examples on which fast form and definition are compared
-CHECKED_LENGTH = 192  # tokens of these: several chunks and tiles
-# In float64 each of the model's results is rounded to 1e-16; the factor is for what the layers make of that.
+CHECKED_LENGTH = 192  # tokens of such an example: several chunks and tiles
+# In float64 each of the model's results is rounded to 1e-16; the factor is for the growth of the errors in the layers.
 TOLERANCE = 1e6 * torch.finfo(torch.float64).eps
 TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
-# As short as a case can be in which each part still happens: training with its looks, and tests.
+# The sizes of the shortest case in which each part still happens: training with its looks, and tests.
 SHORT = {"steps": 50, "first_steps": 50, "tested": 32, "looked": 16, "inputs": 8}
 Facts = Mapping[str, type]
 FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
@@ -46,8 +46,8 @@ def not_negative(name: str, value: Any) -> int:
 
 
 def sizes(known: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """The known sizes, those that are given in their place. Raises TypeError for a name that is not known, TypeError or
-    ValueError for a number that is no positive integer."""
+    """The known sizes, replaced by those that are given. Raises TypeError for an unknown name, and TypeError or
+    ValueError for a number that is not a positive integer."""
     if unknown := set(given) - set(known):
         raise TypeError(f"sizes: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     return {name: positive_int(name, number) for name, number in {**known, **given}.items()}
@@ -60,7 +60,7 @@ def cases(
     tried: Callable[[int], Iterable[float]],
     seeds: Sequence[int],
 ) -> list[Case]:
-    """The runs that choose the rates; and those that count where a rate is chosen, one seed after the other.
+    """The runs that choose the rates; then those that count, if their rate is chosen, one seed after the other.
 
     `options` are arguments of `case`, all but seed and rate; `tried` says which rates to try at a width d.
     """
@@ -83,13 +83,13 @@ def seeds_of(parts: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
 
 
 def paired_seeds(arm: str, *shared: Any) -> dict[str, int]:
-    """Seeds of a run: hashes of what is drawn and of what it shares with other arms, and those of the weights of the
-    arm, too: the arms of a seed see the same batches and are tested on the same examples."""
+    """Seeds of a run: hashes of what is drawn and of what the run shares with other arms; that of the weights is also
+    one of the arm. So the arms of a seed see the same batches and are tested on the same examples."""
     return seeds_of({"weights": (*shared, arm), **dict.fromkeys(("training", "tests", "checks", "dropout"), shared)})
 
 
 def generators(seeds: Mapping[str, int]) -> dict[str, torch.Generator]:
-    """A generator of each seed."""
+    """A generator for each seed, by its name."""
     return {name: torch.Generator().manual_seed(seed) for name, seed in seeds.items()}
 
 
@@ -117,8 +117,8 @@ def run(
     checkpoint: Path | None = None,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Train and test the model that `build` makes: what is stored of a case, with some `facts` about it. `fit` has the
-    other arguments. Weights are drawn on the CPU, so that every device has the same.
+    """Train and test the model that `build` makes; returns what a record stores, with some `facts` about the case. The
+    other arguments are those of `fit`. Weights are drawn on the CPU, so that every device has the same.
 
     Raises AssertionError if a drawn answer is not what the task's solver says, or if the trained model's fast form does
     not compute what its definition does.
@@ -143,10 +143,10 @@ def fit(
     checkpoint: Path | None = None,
     run: str | None = None,
 ) -> dict[str, Any]:
-    """Train a model in place, and say what that leaves beside its tests: see `facts`.
+    """Train a model in place; returns the `facts` about the training.
 
-    The batches are of `draws["training"]`, what dropout leaves out of `draws["dropout"]`. The validation part is looked
-    at after `looks` steps at even distances, the last one included; with `keep_best` the weights are those of the best
+    Batches are drawn from `draws["training"]`, dropout from `draws["dropout"]`. There are `looks` evenly spaced looks
+    at the validation part, the last one after the last step; with `keep_best` the final weights are those of the best
     look. A run that was killed goes on from its `checkpoint`, if that is of the same `run`, by default this case.
     """
 
@@ -173,8 +173,9 @@ def fit(
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:
-    """What a training run leaves beside its tests: parameters, the curve of its losses in nats, the means of `POINTS`
-    equal parts of the steps, what was seen of the validation part, and the seconds that the steps took."""
+    """What is recorded of a training run, besides its tests: the number of trained parameters; the curve of its losses
+    in nats, as means over `POINTS` equal parts of the steps; the looks at the validation part; and the seconds that the
+    steps took."""
     parts = torch.tensor(trainer.losses).tensor_split(min(POINTS, trainer.recipe.steps))
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
@@ -185,9 +186,10 @@ def facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def examine(model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Generator]) -> dict[str, Any]:
-    """What a trained model does in the task's tests, whose examples are of `draws["tests"]`: see `evaluate`.
+    """The results of a trained model in the task's tests (see `evaluate`), with examples drawn from `draws["tests"]`.
 
-    Raises AssertionError if its fast form does not compute what its definition does, on examples of `draws["checks"]`.
+    Raises AssertionError if its fast form does not compute what its definition does, on examples drawn from
+    `draws["checks"]`.
     """
     found = {name: evaluate(model, draw, case, draws["tests"]) for name, draw in task.tests.items()}
     check_forms(model, task, draws["checks"])
@@ -198,8 +200,8 @@ def examine(model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Gen
 def evaluate(
     model: Callable[..., Tensor], draw: Draw, case: Case, generator: torch.Generator
 ) -> dict[str, list[float]]:
-    """The share of right answers, that of examples without a wrong one among those that ask at all, and the mean
-    cross-entropy of the answers, in nats."""
+    """The share of right answers; the share of examples without a wrong answer, among those that ask for any; and the
+    mean cross-entropy of the answers, in nats."""
     whole = draw(case["tested"], generator)
     right, nats = [], 0.0
     rows = max(1, TOKENS // max(1, whole.answers[0].numel()))
@@ -217,8 +219,8 @@ def evaluate(
 
 @torch.no_grad()
 def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> None:
-    """Raise AssertionError unless the model computes the same, in float64, by its attention's definition, on examples
-    of the test whose are the longest."""
+    """Raise AssertionError unless, in float64, the model's fast form computes what its attention's definition does, on
+    examples from the test with the longest examples."""
     drawn = [draw(CHECKED, generator).inputs for draw in task.tests.values()]
     longest = max(drawn, key=lambda inputs: inputs[0][0].numel())
     inputs = [x.double() if x.is_floating_point() else x for x in longest]
@@ -235,7 +237,7 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
 def experiment(
     name: str, title: str, example: Case, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
 ) -> Experiment:
-    """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` is what else an
-    `Experiment` has; records need all of `tests` and `facts`."""
+    """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` are the other fields of
+    the `Experiment`; records need all of `tests` and `facts`."""
     needs = Needs.like(example, arms=tests, quantities=QUANTITIES, facts=facts)
     return Experiment(**{"name": name, "title": title, "needs": needs, "resumes": True, "short": short, **own})

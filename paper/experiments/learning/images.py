@@ -1,11 +1,12 @@
 """Which heads see images: small vision transformers on handwritten digits, and on a GPU on photographs too.
 
 A case is one model. The arms of a seed see the same batches and are tested on the same images, so that they are
-compared pair by pair. Of the looks at the validation part the best one counts, for every arm: its weights are tested.
+compared pair by pair. Every arm is tested with the weights of its best look at the validation part.
 
-Patches have learned embeddings of their places, and nothing is causal, so that softmax heads turn no queries and keys.
-Attention has no biases, as not every kind knows of them; the rest of the blocks has. Classes are read from the mean of
-all tokens: heads by which no token, or but a neighbour, reaches the class token would otherwise leave nothing to read.
+Patches have learned embeddings of their places, and nothing is causal, so softmax heads do not turn queries and keys.
+Attention has no biases, as not every kind of head supports them; the rest of the blocks has them. Classes are read from
+the mean of all tokens: with heads through which no token, or only a neighbour, reaches the class token, there would
+otherwise be nothing to read.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ HEADS = 4
 
 
 class Data(NamedTuple):
-    """Images of which `task` is made, their size, and that of their patches."""
+    """The task made of some images, their channels and size, and the size of their patches."""
 
     task: Callable[[], Task]
     channels: int
@@ -47,12 +48,12 @@ class Data(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Patches in a row of them."""
+        """The number of patches in a row."""
         return self.image // self.patch
 
     @property
     def tokens(self) -> int:
-        """The class token, and the patches row by row."""
+        """The number of tokens: the class token, and the patches row by row."""
         return 1 + self.columns**2
 
 
@@ -65,7 +66,7 @@ SIZES: dict[tuple[str, str], dict[str, int]] = {
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 TRIED = (3e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 LOOKS = 8
-FEATURES = 32  # of FAVOR+: four for each of the 8 numbers of a head of the least models
+FEATURES = 32  # of FAVOR+: four for each of the 8 dimensions of a head of the smallest models
 # A hundredth of the images, three or four of the digits tested.
 DECISION = Decision(margin=0.01, level=0.05, higher_is_better=True)
 
@@ -86,7 +87,7 @@ ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
 
 
 def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
-    """What makes a layer of heads of each kind, for these images; 'frozen' is orthogonal random attention."""
+    """Kind -> what makes a layer of such heads, for these images; 'frozen' is orthogonal random attention."""
     gaussian = partial(FrozenProjection, draw="gaussian")
     return {
         "learned": MultiheadAttention,
@@ -103,11 +104,11 @@ def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
 
 
 def neighbours(d_model: int, num_heads: int, *, columns: int, **kwargs: Any) -> PositionalHeads:
-    """Heads that move what a patch's neighbours hold to it: in turn the one on its left, above it, on its right, and
-    below it, which are 1 and `columns` tokens away; with 0 columns each token's own.
+    """Heads that copy to each patch the content of a neighbour: in turn the one on its left, above it, on its right,
+    and below it, which are 1 and `columns` tokens away; with 0 columns, each token's own content.
 
-    Patches are in one line: at the left edge that is the last one of the row above, at the right edge the first one of
-    the row below. Where there is none, it is 0.
+    Patches are in one line: at the left edge the left neighbour is the last patch of the row above, at the right edge
+    the right one is the first patch of the row below. If there is no neighbour, the result is 0.
     """
     offsets = (-1, -columns, 1, columns) if columns else (0,)
     patterns = [Shift(f"shift by {offset}", offset) for offset in offsets]
@@ -116,8 +117,8 @@ def neighbours(d_model: int, num_heads: int, *, columns: int, **kwargs: Any) -> 
 
 
 class PooledTransformer(VisionTransformer):
-    """A vision transformer that reads classes from the mean over its tokens and not from the class token. Either does
-    as well, at a learning rate of its own (Dosovitskiy et al. 2021, arXiv:2010.11929, appendix D.3)."""
+    """A vision transformer that reads classes from the mean over its tokens and not from the class token. Both work
+    equally well, each at its own learning rate (Dosovitskiy et al. 2021, arXiv:2010.11929, appendix D.3)."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, channels, S, S) -> logits (B, num_classes)."""
@@ -181,7 +182,7 @@ def case(
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates, and of those whose rate is chosen all seeds; the digits first."""
+    """The runs that choose the rates; then all seeds of arms whose rate is chosen; the digits first."""
     found = []
     for where, data in SIZES:
         options = [{"arm": arm, "device": device, "data": data} for arm in ARMS if where == device]
@@ -192,7 +193,7 @@ def cases(device: str) -> list[Case]:
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`.
 
-    Raises for CIFAR-10 what `cifar10` raises where there is no such file.
+    For CIFAR-10, raises what `cifar10` raises if its file is missing.
     """
     facts = {"heads": " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])}
     task, make = DATA[case["data"]].task(), partial(build, case)
@@ -239,7 +240,7 @@ def line(record: Record) -> str:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table per device and data: mean and range over seeds, and what the rule says of each arm
+    """The stored figures, a table per device and data: mean and range over seeds, and the rule's outcome for each arm
     against the learned one."""
     texts = []
     for device, group in by_device(records).items():

@@ -1,4 +1,4 @@
-"""The kinds of heads that the learning experiments compare: what makes a layer of some heads, and what it costs."""
+"""The kinds of heads that the learning experiments compare: functions that make a layer of them, and its cost."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,13 +27,13 @@ from paper.experiments.learning.heads import (
 
 RANK = 2  # of a head's low-rank matrices
 FACTOR = 4.0  # by which badly scaled matrices are too large, or too small
-FEATURES = 64  # of FAVOR+: of the order K ln K for heads of 16 to 32 numbers
+FEATURES = 64  # of FAVOR+: of the order K ln K for heads of 16 to 32 dimensions
 
 
 @dataclass(frozen=True)
 class Kind:
     """`make` makes a layer of some heads, as an entry of `ortho.HEADS` does; `cost` is its closed form, exact in
-    FLOPs of matrix products and in trained parameters. `facts` are what describes it beside its name."""
+    FLOPs of matrix products and in trained parameters. `facts` describe it further, besides its name."""
 
     make: Callable[..., nn.Module]
     cost: Callable[..., Cost]
@@ -43,8 +43,8 @@ class Kind:
 def kinds(N: int) -> dict[str, Kind]:
     """The kinds by name, for sequences of at most N tokens. Raises TypeError or ValueError for an N below 1.
 
-    Softmax heads, learned, frozen or stopped, turn queries and keys by their positions (rotary), but for 'softmax' and
-    'alibi'. A window holds an eighth of the sequence, but no less than 4 tokens.
+    Softmax heads, learned, frozen or stopped, turn queries and keys by their positions (rotary), except for 'softmax'
+    and 'alibi'. A window holds an eighth of the sequence, but at least 4 tokens.
     """
     width = max(4, positive_int("N", N) // 8)
     found = {
@@ -82,13 +82,13 @@ def kinds(N: int) -> dict[str, Kind]:
 
 
 def _by_name(projection: str, attention: str) -> Kind:
-    """A projection and a mechanism by their names, to the layer and to its closed form."""
+    """The kind of heads with this projection and mechanism, by their names in both the layer and its closed form."""
     names: dict[str, Any] = {"projection": projection, "attention": attention}
     return Kind(partial(MultiheadAttention, **names), partial(layer, **names))
 
 
 def _rotary(name: str, made: Any, **facts: int | float) -> Kind:
-    """Rotary heads with what `made` makes, which costs what the projection of that name does."""
+    """Rotary heads with the projection that `made` makes; it costs what the projection of that name does."""
     if name == "stopped":
         return Kind(partial(StoppedRotaryAttention, projection=made), partial(stopped_layer, projection=name), facts)
     make = partial(MultiheadAttention, projection=made, attention="rotary")
@@ -96,8 +96,8 @@ def _rotary(name: str, made: Any, **facts: int | float) -> Kind:
 
 
 def _frozen_kinds() -> dict[str, Kind]:
-    """Frozen and stopped heads with orthogonal, Gaussian, low-rank and badly scaled matrices; learned ones that begin
-    with low-rank or too large ones."""
+    """Frozen and stopped heads with orthogonal, Gaussian, low-rank and badly scaled matrices; learned heads that begin
+    with low-rank or too large matrices."""
     found = {}
     for name in ("frozen", "stopped"):
         found[name] = _rotary(name, name)
@@ -131,7 +131,7 @@ def _temperature_cost(B: int, N: int, d: int, H: int, **kwargs: Any) -> Cost:
 
 
 def _tied_cost(B: int, N: int, d: int, H: int, *, head_dim: int | None = None, **kwargs: Any) -> Cost:
-    """Queries and keys are one product, forward and backward."""
+    """Queries and keys take one product together, forward and backward."""
     bare = layer(B, N, d, H, head_dim=head_dim, projection="frozen", attention="rotary", **kwargs)
     product = 2 * B * N * d * (d if head_dim is None else H * head_dim)
     return replace(bare, forward=bare.forward - product, backward=bare.backward - product)

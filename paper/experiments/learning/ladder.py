@@ -1,14 +1,14 @@
 """The ladder: small language models of bytes along budgets of 1 to 64 times the least, on a text that repeats itself
-and on one that does not; with heads that retrieve untrained, and against learned heads with a short convolution.
+and on one that does not. Heads that retrieve untrained are compared with learned heads with a short convolution.
 
-One run serves all budgets up to its own (`budgets`). So all arms are compared at equal steps, FLOPs and seconds, of
-one run each: FLOPs by closed form, seconds as the processor's time of the copy's steps.
+One run serves all budgets up to its own (`budgets`). So one run of each arm is enough to compare all arms at equal
+steps, FLOPs and seconds: FLOPs by closed form, seconds as the processor's time of the copy's steps.
 
 The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
-are chosen by the validation part at `rates.TUNING`, a seed that does not count: of four a factor of two apart at
-`TUNED`, and of the best and its half at `LONG`. The longest runs take the rate of these. What the main arms are
-compared for is in 'ladder', heads that read nothing where nothing matches in 'ladder-selective', what stands beside
-them in 'ladder-others', larger models in 'ladder-large'.
+are chosen by the validation part with `rates.TUNING`, a seed that does not count: at `TUNED` from four rates a factor
+of two apart, and at `LONG` from the best of these and its half. The longest runs take the rate chosen at `LONG`.
+'ladder' has the main arms, 'ladder-selective' heads that read nothing where nothing matches, 'ladder-others' the other
+arms, and 'ladder-large' larger models.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,19 +37,19 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "python": {"B": 2, "N": 512, "tested": 750},
     "novels": {"B": 4, "N": 256, "tested": 1500},
 }
-# As small as a model can be in which a head of one layer reads what one before it wrote.
+# The smallest model in which a head of one layer reads what a head of an earlier layer wrote.
 MODEL = {"d": 64, "H": 4, "L": 2}
-BASE = 300  # steps, 307,200 bytes; 64 times as many are once the novels
+BASE = 300  # steps, 307,200 bytes; 64 times as many are one pass through the novels
 TUNED, LONG, LONGEST = 4, 16, 64  # budgets
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (6e-3, 3e-3, 1.2e-2, 1.5e-3)  # the likeliest first
-BLOCKS = 40  # parts of the test that follow each other, each with a figure of its own
+BLOCKS = 40  # consecutive parts of the test, each with a figure of its own
 VALIDATED = 200  # windows
 ROWS = 16  # windows of a test batch
 PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
-MATCHED = 4  # bytes of a match from which on it counts as one
+MATCHED = 4  # the least length, in bytes, of a match that counts
 
-# All with the convolution; the last without.
+# These arms run with the convolution; those listed in `WITHOUT` run without it.
 MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
 READING_NOTHING = (  # where nothing matches
     ladder_analysis.SELECTIVE,
@@ -85,10 +85,10 @@ def case(
     device: str = "cpu",
     **sizes: int,
 ) -> Case:
-    """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are those above where they are not given.
+    """One run up to a budget; `sizes` (B, N, tested, d, H, L, base) are by default those above.
 
     Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for an H other than the
-    number of the arm's heads, and for a budget that is no power of two.
+    number of the arm's heads, and for a budget that is not a power of two.
     """
     size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
     if unknown := set(sizes) - set(size):
@@ -117,20 +117,20 @@ def short(case: Case) -> Case:
 
 
 def cases(device: str) -> list[Case]:
-    """The main arms' runs, in the order of what they tell: rates, and seed by seed those that count."""
+    """The main arms' runs, the most informative first: those that choose rates; then those that count, by seed."""
     return _to_the_longest("ladder", MAIN, device)
 
 
 def selective_cases(device: str) -> list[Case]:
-    """The same of heads that read nothing where nothing matches: induction heads with a sink, alone and beside a
+    """Like `cases`, for heads that read nothing where nothing matches: induction heads with a sink, alone and beside a
     learned head, and n-gram heads."""
     return _to_the_longest("ladder-selective", READING_NOTHING, device)
 
 
 def other_cases(device: str) -> list[Case]:
-    """The same of the other arms of so many heads, and of some without the convolution.
+    """Like `cases`, for the other arms with the same number of heads, and for some arms without the convolution.
 
-    The KV shift, which hands on the last token as the convolution does, stands in its place.
+    The KV shift, which hands on the last token as the convolution does, takes the place of the convolution.
     """
     elsewhere = {*MAIN, *READING_NOTHING, *WITHOUT}
     others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
@@ -169,14 +169,14 @@ def _to_the_longest(experiment: str, arms: Sequence[str], device: str) -> list[C
 
 
 def _tuned(pairs: Pairs, device: str, tried: Sequence[float] = TRIED, **sizes: int) -> Iterator[Case]:
-    """The runs that choose one of the rates, all at the likeliest first; `sizes` are those of `case`."""
+    """The runs that choose one of the rates, all arms at the likeliest rate first; `sizes` are those of `case`."""
     for rate in rates.tried(tried, {**MODEL, **sizes}["d"]):
         for name, arm, width in pairs:
             yield case(name, arm, convolution=width, rate=rate, device=device, **sizes)
 
 
 def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
-    """The runs that choose between the rate of the shorter ones and its half."""
+    """The runs that choose between the rate of the shorter runs and its half."""
     for name, arm, width in pairs:
         rate = rates.chosen(experiment, case(name, arm, convolution=width, device=device))
         for one in () if rate is None else (rate, rate / 2):
@@ -193,7 +193,7 @@ def _counted(
     chosen_at: int = LONG,
     **sizes: int,
 ) -> Iterator[Case]:
-    """The runs that count, of those whose rate was chosen at a budget; `sizes` are those of `case`."""
+    """The runs that count, if their rate was chosen at the budget `chosen_at`; `sizes` are those of `case`."""
     for seed in seeds:
         for name, arm, width in pairs:
             own: dict[str, Any] = {"convolution": width, "device": device, **sizes}
@@ -227,7 +227,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 
 @torch.no_grad()
 def _examined(model: nn.Module, task: Task, case: Case) -> dict[str, Any]:
-    """Bits a byte on the validation part, and of a run that counts on the test part, where and of which bytes."""
+    """Bits a byte on the validation part, and on the test part if the run counts; also by place and kind of byte."""
     device, chosen_by = case["device"], _drawn(task.validation, case["validated"])
     validation = _bits(model, chosen_by, device)
     nats = float(validation.mean()) * log(2)
@@ -256,13 +256,13 @@ def _bits(model: nn.Module, batch: Batch, device: str) -> Tensor:
 
 
 def _blocks(bits: Tensor, count: int) -> list[float]:
-    """Means of so many equal parts of the windows, in their order."""
+    """Means over `count` equal parts of the windows, in their order."""
     return [round(float(part.mean()), 6) for part in bits.tensor_split(min(count, len(bits)))]
 
 
 def _by_repeats(bits: Tensor, batch: Batch) -> dict[str, Any]:
-    """Bits a byte by the place in the window, and by what the byte repeats: after no match, as the latest longest match
-    goes on, or otherwise; and the share of the bytes that are of each sort."""
+    """Bits a byte by the place in the window, and by what the byte repeats: it follows no match, or it goes on as the
+    latest longest match does, or it does not; and the share of the bytes of each sort."""
     edges = [0, *(end for end in PLACES if end < bits.shape[1]), bits.shape[1]]
     places = {f"to {b}": round(float(bits[:, a:b].mean()), 5) for a, b in pairwise(edges)}
     matched, right = _repeats(batch)
@@ -279,7 +279,7 @@ _KNOWN: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
 
 def _repeats(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Which bytes follow a match of `MATCHED` or more, and which of all go on as the match does."""
+    """Masks of the bytes that follow a match of `MATCHED` bytes or more, and of all that go on as a match does."""
     windows = torch.cat([batch.inputs[0], batch.answers[:, -1:]], 1)
     key = (int(windows.sum()), windows.numel())
     if key not in _KNOWN:

@@ -1,9 +1,8 @@
-"""What the records of the ladder say, by rules that stand here before the runs.
+"""Analysis of the records of the ladder, by rules that were written here before the runs.
 
-`HYPOTHESES` are one family: each is tested at a level that holds for all together (Holm 1979). A difference is of bits
-a byte on the test part, in the mean of the seeds that both arms have. Its error has two parts, the seeds' and that of
-the text that happens to be the test's, which is judged by parts of it that follow each other: both are in the
-intervals.
+`HYPOTHESES` are one family: each is tested at a level that holds for all together (Holm 1979). A difference is one of
+bits a byte on the test part, averaged over the seeds that both arms have. Its error has two parts: that of the seeds,
+and that of the choice of the test's text, which is estimated from consecutive parts of it. The intervals include both.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,8 +60,8 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *(Hypothesis(f"b: novels, {n} x", "novels", "2 induction + 2 positional", n, NO_WORSE) for n in (16, 64)),
 )
 
-# Of heads that read nothing where nothing matches, a family of their own: held against learned heads, and against
-# matches that are wired to the bytes themselves.
+# A family of its own, for heads that read nothing where nothing matches: they are compared with learned heads, and with
+# heads whose matches are wired to the bytes themselves.
 SELECTIVE, WIRED = "2 selective induction + 2 positional", "2 n-gram + 2 positional"
 SELECTIVE_HYPOTHESES: tuple[Hypothesis, ...] = (
     *(Hypothesis(f"c: python, {n} x", "python", SELECTIVE, n, -BETTER) for n in (16, 64)),
@@ -93,7 +92,7 @@ def counts(record: Record) -> bool:
 
 
 def standing(records: Iterable[Record]) -> list[Record]:
-    """The runs that count, of those by which claims are judged."""
+    """The runs that count, from the devices whose records claims are judged by."""
     return of_judged_devices(filter(counts, records))
 
 
@@ -104,7 +103,7 @@ def key(record: Record) -> Key:
 
 
 def blocks(records: Iterable[Record], of: Key, budget: int) -> dict[int, Array]:
-    """Seed -> bits a byte of the test's parts, at a budget; of several runs that pass it that of the shortest."""
+    """Seed -> bits a byte of the test's parts, at a budget; if several runs pass it, those of the shortest run."""
     found: dict[int, Array] = {}
     for record in sorted(records, key=lambda record: -int(record["configuration"]["budget"])):
         part = record["repetitions"].get(f"{budget} x", {})
@@ -114,7 +113,7 @@ def blocks(records: Iterable[Record], of: Key, budget: int) -> dict[int, Array]:
 
 
 def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float) -> Tested | None:
-    """The first arm's bits less the other's; None if they have fewer than two seeds in common."""
+    """The first arm's bits minus the other's; None if they have fewer than two seeds in common."""
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
     if len(seeds) < 2:
         return None
@@ -123,7 +122,7 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
     of_seeds = float(table.mean(1).var(ddof=1)) / len(seeds)
     of_text = float(table.mean(0).var(ddof=1)) / table.shape[1]
     error = sqrt(of_seeds + of_text)
-    reach = student(1 - 2 * LEVEL, freedom) * error  # each end is wrong with the level
+    reach = student(1 - 2 * LEVEL, freedom) * error  # each end is wrong with probability `LEVEL`
     interval = mean - reach, mean + reach
     generator = np.random.default_rng(0)
     rows, columns = (generator.integers(size, size=(DRAWN, size)) for size in table.shape)
@@ -147,8 +146,8 @@ def compared(
     margin: float = 0.0,
     against: str | None = None,
 ) -> Tested | None:
-    """An arm's bits on a text less those of another, by default learned heads, with the convolution; None of fewer than
-    two seeds."""
+    """An arm's bits on a text minus those of another, by default learned heads, with the convolution; None if they have
+    fewer than two seeds in common."""
     sides = ((text, arm, convolution), (text, against or RIVALS[ARMS[arm].num_heads], CONVOLUTION))
     ours, theirs = (blocks(records, of, budget) for of in sides)
     return tested(ours, theirs, margin)
@@ -157,7 +156,7 @@ def compared(
 def judged(
     records: Sequence[Record], family: Sequence[Hypothesis] = HYPOTHESES
 ) -> dict[str, tuple[Tested | None, bool]]:
-    """Hypothesis -> what was found, and whether it is shown. Those that were not measured count among the family."""
+    """Hypothesis -> what was found, and whether it is shown. Hypotheses that were not measured count in the family."""
     found = {
         one.name: compared(records, one.text, one.arm, one.budget, margin=one.margin, against=one.against)
         for one in family
@@ -183,7 +182,7 @@ COSTS: Mapping[str, Callable[..., Cost]] = {
 
 
 def layer_cost(B: int, N: int, d: int, H: int, *, arm: str, **kwargs: Any) -> Cost:
-    """The closed form of an arm's attention layer, but for the sums of heads of several kinds."""
+    """The closed form of an arm's attention layer, without the sums over heads of several kinds."""
     return added(*(COSTS[kind](B, N, d, count, head_dim=d // H, **kwargs) for kind, count in ARMS[arm].heads))
 
 
@@ -197,7 +196,7 @@ def step_flop(case: Mapping[str, Any]) -> int:
 
 
 class Curve(NamedTuple):
-    """Bits a byte at the budgets that a run has passed, in the mean of its seeds; and what a step takes, on the device
+    """Bits a byte at the budgets that a run has passed, averaged over its seeds; and what a step takes, on the device
     that has most of the runs."""
 
     budgets: tuple[int, ...]
@@ -208,8 +207,8 @@ class Curve(NamedTuple):
 
 
 def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | None:
-    """An arm's curve: of the test part, of the runs that count; or of 'validation', of those that choose rates, at the
-    best rate of each budget. None if there is none."""
+    """An arm's curve: on the test part, from the runs that count; or on 'validation', from the runs that choose rates,
+    at the best rate of each budget. None if there is no such run."""
     found: dict[int, dict[Any, float]] = {}
     seconds: dict[str, list[float]] = {}
     case: Mapping[str, Any] | None = None
@@ -231,7 +230,7 @@ def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | Non
 
 
 def at(curve: Curve, steps: float) -> float:
-    """Bits after so many steps, between two budgets on a straight line in the logarithm; NaN beyond the ends."""
+    """Bits after `steps` steps, interpolated between two budgets linearly in the logarithm; NaN beyond the ends."""
     x = [log2(budget * curve.steps) for budget in curve.budgets]
     for (a, b), (low, high) in zip(pairwise(x), pairwise(curve.bits), strict=True):
         if a <= log2(steps) <= b:
@@ -242,7 +241,7 @@ def at(curve: Curve, steps: float) -> float:
 def at_equal(ours: Curve, theirs: Curve, budget: int, *, time: float | None = None) -> dict[str, float]:
     """The first arm's bits at the steps, the FLOPs and the seconds that the other has spent at a budget.
 
-    `time` is how many times as long a step of the first takes, by default in the runs themselves.
+    `time` is how many times as long a step of the first arm takes; by default as measured in the runs themselves.
     """
     steps, time = budget * theirs.steps, time or ours.seconds / theirs.seconds
     return {

@@ -24,11 +24,11 @@ CONVOLUTION = 4  # taps
 NEAR = ("previous", "recent", "left")  # right before a token, the mean of the last eight, the mean of all before
 ENDS = ("previous", "left")
 ALONE = ("current", *NEAR)
-MIMETIC = 0.7  # of the identity and of noise in the product of W_Q and W_K
+MIMETIC = 0.7  # the factor of the identity, and of noise, in the product of W_Q and W_K
 
 
 class MimeticProjection(LearnedProjection):
-    r"""Learned queries and keys that begin alike: $W_Q W_K^T \approx \alpha Z + \beta I$ of each head.
+    r"""Learned queries and keys that begin alike: $W_Q W_K^T \approx \alpha Z + \beta I$ for each head.
 
     Z is Gaussian with the variance 1/d, and both factors are 0.7; the K largest singular values are kept (Trockman and
     Kolter 2023, arXiv:2305.09828, section 3).
@@ -59,14 +59,14 @@ def _patterns(names: tuple[str, ...]) -> Callable[..., nn.Module]:
     return partial(PositionalHeads, patterns=names)
 
 
-# What makes a layer of some heads, as the entries of `ortho.HEADS` do.
+# Functions that make a layer of such heads, like the entries of `ortho.HEADS`.
 KINDS: Mapping[str, Callable[..., nn.Module]] = {
     "learned": partial(MultiheadAttention, attention="rotary"),
     "mimetic": partial(MultiheadAttention, attention="rotary", projection=MimeticProjection),
     "shifted": _shifted,
     "frozen": partial(MultiheadAttention, attention="rotary", projection="frozen"),
     "induction": InductionHeads,
-    # The sink was chosen at the seed and part that choose rates.
+    # The sink was chosen with the seed and on the part of the text that also choose the rates.
     "match of 2": partial(InductionHeads, tokens=2, sink=SINK),
     "match of 4": partial(InductionHeads, tokens=4, sink=SINK),
     "n-gram": NgramHeads,
@@ -79,7 +79,7 @@ KINDS: Mapping[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """How many heads of which of `KINDS` a layer has."""
+    """The number of heads of each of `KINDS` in a layer."""
 
     heads: tuple[tuple[str, int], ...]
 
@@ -114,7 +114,7 @@ ARMS: Mapping[str, Arm] = {
     "learned, KV shift": Arm((("shifted", 4),)),
     "learned, mimetic": Arm((("mimetic", 4),)),
     "frozen": Arm((("frozen", 4),)),
-    # Of eight heads, for larger models.
+    # Eight heads, for larger models.
     "8 learned": Arm((("learned", 8),)),
     "1 learned + 7 positional": Arm((("learned", 1), ("near", 3), ("alone", 4))),
     "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),

@@ -1,6 +1,6 @@
 """Tables of the last few bytes, beside the language models of the ladder: counted on as much text, tested on the same.
 
-They are stored, as nobody who reads the pages has to have the novels.
+Their figures are stored, so that readers of the pages do not need the novels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ BUDGETS = tuple(2**i for i in range(LONGEST.bit_length()))
 
 
 def case(name: str, budget: int, *, device: str = "cpu") -> Case:
-    """Tables of a text, counted on as many windows as a run of that budget draws; the device has no part in it.
+    """Tables of a text, counted on as many windows as a run of that budget draws; the device does not matter.
 
     Raises TypeError or ValueError for an unknown text or device, and for a budget below 1.
     """

@@ -1,9 +1,9 @@
 """Small language models of bytes, of every arm, in four comparisons: what attention needs to have learnt.
 
 The text is the Python standard library's own sources. A case is one model. The arms of a seed see the same batches and
-are tested on the same windows, so that they are compared pair by pair. Of the looks at the validation part the best one
-counts, for every arm: its weights are tested. Rates are chosen per arm, by the validation part, from as many as every
-arm has (`rates`).
+are tested on the same windows, so that they are compared pair by pair. Every arm is tested with the weights of its best
+look at the validation part. Rates are chosen per arm by the validation part; every arm tries the same number of them
+(`rates`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ SIZES: dict[str, dict[str, int]] = {
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 LOOKS = 8
-# Bits a byte. A fiftieth of what these models take, and what an eighth more or fewer steps make.
+# Bits a byte. A fiftieth of what these models take, and the difference that an eighth more or fewer steps make.
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)
 
 MATCHED = ("flop", "parameters", "steps")
@@ -55,9 +55,9 @@ def case(
     dropout: float = 0.0,
     **sizes: int,
 ) -> Case:
-    """One run. `matched` says what it has as much of as the baseline with the `sizes` (by default those of `SIZES`):
-    training FLOPs, by more or fewer steps; trained parameters, by wider feed-forward networks; or steps. `limit` is
-    the number of bytes to train on, 0 for all.
+    """One run. `matched` says in what it equals the baseline with the `sizes` (by default those of `SIZES`): training
+    FLOPs, by more or fewer steps; trained parameters, by wider feed-forward networks; or steps. `limit` is the number
+    of bytes to train on, 0 for all.
 
     Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for negative seeds and
     limits, and for a rate or a dropout outside [0, 1).
@@ -127,7 +127,7 @@ def of_equal_flop(device: str) -> list[Case]:
 
 
 def of_equal_parameters(device: str) -> list[Case]:
-    """No and one learned head beside those of each kind, at the trained parameters and the steps of the baseline."""
+    """Heads of each kind with one learned head or none, at the trained parameters and the steps of the baseline."""
     H = SIZES[device]["H"]
     names = [name for k in (1, 0) for kind in BESIDE for name in (f"{k} learned + {H - k} {kind}" if k else kind,)]
     choices = [{"arm": name, "matched": "parameters"} for name in ("learned", *names, "1 learned, wider")]
@@ -165,7 +165,7 @@ def step_flop(case: Mapping[str, Any]) -> int:
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly: products, and what a layer does besides."""
+    """Seconds that a case takes, roughly: products, and the other work of a layer."""
     rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
     return 3.0 + case["steps"] * (step_flop(case) / rate + seconds * case["L"])
 
@@ -194,9 +194,9 @@ judged = partial(analysis.judged, measure="bits")
 
 
 def budget(configuration: Mapping[str, Any]) -> float:
-    """Which of the budgets of steps a run has, as a multiple of the middle one, where all arms take equal FLOPs.
+    """The budget of steps that a run has, as a multiple of the middle one; at a budget all arms take equal FLOPs.
 
-    Raises ValueError if it has none of them.
+    Raises ValueError if the run has none of the budgets.
     """
     c, like = configuration, baseline(configuration["H"], configuration["N"])
     arm = arms(c["H"], c["N"])[c["arm"]]
@@ -231,31 +231,31 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def same_text(records: Iterable[Record]) -> bool:
-    """Whether the text here, which is that of one version of Python, is the one of all these records."""
+    """Whether all these records have the text that is used here, which depends on the version of Python."""
     facts = text.python_parts().facts()
     return all(record["facts"]["text"] == facts for record in records)
 
 
 @cache
 def table_bits(steps: int, device: str = "cpu") -> tuple[float, ...]:
-    """Bits a byte of tables of the last 1, ..., `LONGEST` bytes, counted on the windows of so many steps of training.
+    """Bits a byte of tables of the last 1, ..., `LONGEST` bytes, counted on the windows of `steps` steps of training.
 
-    The windows are drawn as those of the models are, and tests are the same.
+    The windows are drawn as for the models, and the tests are the same.
     """
     sizes = SIZES[device]
     return counting.task_bits(_task(device), steps * sizes["B"], sizes["tested"], LONGEST)
 
 
 def best(steps: int, device: str = "cpu") -> tuple[int, float]:
-    """How many of the last bytes the best of these tables has, and its bits a byte."""
+    """The number of last bytes that the best of these tables reads, and its bits a byte."""
     found = table_bits(steps, device)
     return found.index(min(found)) + 1, min(found)
 
 
 def least_bits_of_pairs(device: str = "cpu") -> float:
-    """Bits a byte below which no function of the last byte alone gets on these very windows.
+    """The lowest bits a byte that any function of the last byte alone can reach on these very windows.
 
-    The conditional entropy of the next byte by their own counts, which is what models of identity heads are bound by.
+    This is the conditional entropy of the next byte by the windows' own counts. It bounds models of identity heads.
     """
     batch = _task(device).tests["test"](SIZES[device]["tested"], torch.Generator())
     codes = (256 * batch.inputs[0] + batch.answers).flatten()

@@ -4,8 +4,8 @@ A head of length n reads what followed the last n tokens wherever they stood bef
 
 $$S_t = \{s \le t : x_{s-n}, \ldots, x_{s-1} = x_{t-n+1}, \ldots, x_t\}$$
 
-alike, and to nothing where this is empty. Nothing is projected, and no score is computed: matches are exact, of tokens
-rather than of what a layer makes of them. W_V and W_O are trained.
+equally, and to nothing if this set is empty. There are no queries, keys or scores: matches are exact, and of the tokens
+themselves rather than of what a layer makes of them. W_V and W_O are trained.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ from ortho._cost import Cost, linear_map, product
 from ortho._weights import new_weight, split_heads
 from ortho.models.language_model import LanguageModel
 
-LENGTHS = (2, 4)  # a head's n; further heads begin again
+LENGTHS = (2, 4)  # n of the first heads; further heads begin again with the first n
 
 
 def matches_reference(tokens: Tensor, n: int) -> Tensor:
-    """Which s each t attends to, (B, N) -> (B, N, N), as the formula reads: all windows against all."""
+    """Which s each t attends to, (B, N) -> (B, N, N), directly by the formula: all windows are compared with all."""
     B, N = tokens.shape
     found = torch.zeros(B, N, N, dtype=torch.bool, device=tokens.device)
     if n < N:
@@ -32,7 +32,7 @@ def matches_reference(tokens: Tensor, n: int) -> Tensor:
 
 
 def matches(tokens: Tensor, n: int) -> Tensor:
-    """`matches_reference` token by token: windows match that end alike, and whose beginnings match."""
+    """`matches_reference` token by token: windows match if they end in the same token and their beginnings match."""
     found = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool, device=tokens.device)
     found[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
     last = found
@@ -44,7 +44,7 @@ def matches(tokens: Tensor, n: int) -> Tensor:
 
 
 class NgramHeads(nn.Module):
-    """Heads of the lengths above: x (B, N, d) -> (B, N, d), in causal calls alone; `read` gives them the tokens."""
+    """N-gram heads of the lengths above: x (B, N, d) -> (B, N, d), only in causal calls; `read` gives them tokens."""
 
     weights: Tensor | None = None  # (B, H, N, N)
 

@@ -1,11 +1,11 @@
-"""How positional the heads are that the learning experiments train, before and after training.
+"""How positional the heads of the learning experiments are, before and after training.
 
-The runs are those of the experiments themselves: the same seeds draw the same weights and batches. On sequences that
-were not trained on, each head is measured by `ortho.theory.positionalness`. What that says is tried out, too: the model
-answers with the head's weights replaced by their mean over other sequences, which is fixed, and with none; and with
-those means in all heads of the layer.
+The runs are those of the experiments themselves: the same seeds draw the same weights and batches. Each head is
+measured by `ortho.theory.positionalness`, on sequences that were not trained on. The measure is tried out, too: the
+model answers with the head's weights replaced by their mean over other sequences, which is fixed; with the head
+removed; and with those means in all heads of the layer.
 
-Heads have no order that means anything from one run to the next: those of an arm's runs are taken together.
+The order of the heads means nothing from one run to the next, so the heads of all runs of an arm are taken together.
 """
 
 import copy
@@ -32,7 +32,7 @@ from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
 from paper.tasks.task import Batch, check_answers
 
-INPUTS = 128  # sequences on which weights are measured; as many others are drawn as the task tests with
+INPUTS = 128  # sequences on which weights are measured; others, as many as a test has, are drawn for the answers
 STAGES = ("untrained", "trained")
 ESTIMATES = ("absolute", "relative", "weight", "share")  # each with its standard error
 FIGURES = (
@@ -44,14 +44,14 @@ Row = dict[str, Any]
 
 
 class Measured(NamedTuple):
-    """A study, those of its arms whose weights are a softmax, and the test from which inputs are drawn."""
+    """A study, its arms whose weights are a softmax, and the test from which inputs are drawn."""
 
     study: Study
     arms: tuple[str, ...]
     test: str
 
 
-# The tests are the longest that are as long as what was trained on: all places have been seen.
+# The tests are the longest ones no longer than the training sequences: all positions have been seen.
 MEASURED: Mapping[str, Measured] = {
     measured.study.name: measured
     for measured in (
@@ -79,7 +79,7 @@ def case(task: str, arm: str, seed: int, *, inputs: int = INPUTS, **sizes: Any) 
 
 
 def cases(device: str) -> list[Case]:
-    """A seed of every arm after the other, of those whose rate is chosen."""
+    """The runs of all arms whose rate is chosen, seed by seed."""
     return [
         case(task, arm, seed, device=device)
         for seed in learning.SEEDS
@@ -95,7 +95,7 @@ short = fitting.short
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train one model as its experiment does, and measure its heads before and after.
 
-    Raises AssertionError if a drawn answer is wrong, or if the model does not compute what its weights say.
+    Raises AssertionError if a drawn answer is wrong, or if a layer does not compute what its measured weights give.
     """
     study, _, test = MEASURED[case["task"]]
     seeds = learning.seeds_of(study, case)
@@ -156,26 +156,26 @@ def heads(
 
 
 def blocks(model: LanguageModel) -> list[TransformerBlock]:
-    """Its blocks, from the first."""
+    """The model's blocks, from the first."""
     return [block for block in model.blocks if isinstance(block, TransformerBlock)]
 
 
 def embed(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """What the first block is given, (B, N, d)."""
+    """The input of the first block, (B, N, d)."""
     x = embedding(tokens, model.embed_tokens)
     return x if model.embed_positions is None else x + model.embed_positions[: tokens.shape[1]]
 
 
 def peak(weights: Tensor) -> float:
-    """How far weights (S, N, N), causal, are from even: the mean over rows of their squared length, 0 where all keys
-    have as much and 1 where one has all. The first row has no choice and does not count."""
+    """How far causal weights (S, N, N) are from even: the mean over rows of their squared length, scaled to 0 if all
+    keys have the same weight and to 1 if one key has all. The first row has only one key and does not count."""
     even = 1 / torch.arange(2, weights.shape[-1] + 1, dtype=torch.float64, device=weights.device)
     squares = weights[:, 1:].double().square().sum(-1)
     return float(((squares - even) / (1 - even)).mean())
 
 
 class _Replaced(nn.Module):
-    """A mechanism, but for one head or a slice of them, whose weights are fixed."""
+    """A mechanism with fixed weights in one head or a slice of heads."""
 
     def __init__(self, layer: MultiheadAttention, head: int | slice, weights: Tensor) -> None:
         super().__init__()
@@ -189,8 +189,8 @@ class _Replaced(nn.Module):
 
 
 def replaced(model: LanguageModel, level: int, head: int | slice, weights: Tensor) -> LanguageModel:
-    """A copy of the model in which one head of a layer has these weights (N, N) on every input; or a slice of its
-    heads, (h, N, N)."""
+    """A copy of the model in which one head of a layer has these weights (N, N) on every input, or a slice of its heads
+    has weights (h, N, N)."""
     other = copy.deepcopy(model)
     layer = blocks(other)[level].attention
     layer.attention = _Replaced(layer, head, weights)
@@ -198,10 +198,10 @@ def replaced(model: LanguageModel, level: int, head: int | slice, weights: Tenso
 
 
 def check_weights(layer: MultiheadAttention, x: Tensor, weights: Tensor) -> None:
-    """Raise AssertionError unless the layer gives, by its fast form, what these weights give with its values."""
+    """Raise AssertionError unless the layer's fast form gives what these weights give with the layer's values."""
     v = (x @ layer.weight_v.T).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
     want = (weights @ v).transpose(1, 2).flatten(2) @ layer.weight_o.T
-    # Each of a head's sums over N keys is rounded to eps sqrt(N) or so, by either form; a hundredfold of that.
+    # Either form rounds each of a head's sums over N keys to eps sqrt(N) or so; the bound is a hundred times that.
     assert_close("weights", layer(x, is_causal=True), want, 100 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5)
 
 
@@ -236,7 +236,7 @@ def arms(records: Iterable[Record], device: str) -> dict[tuple[str, str], dict[s
 
 
 def positional(rows: Sequence[Row], by: str = "absolute", share: float = 0.5) -> int:
-    """In how many of the heads positions explain more than this share of the weights' variation."""
+    """The number of heads in which positions explain more than this share of the weights' variation."""
     return sum(row[by] > share for row in rows)
 
 

@@ -1,9 +1,9 @@
 """How many heads of a trained encoder can be removed (Voita et al. 2019, arXiv:1905.09418; Michel et al. 2019,
 arXiv:1905.10650).
 
-The model is the one of `translating` with learned heads alone, trained longer on the made-up language, until it writes
-most sentences without a mistake. Without each of the encoder's heads its loss on the validation part rises by so much:
-that is the head's importance, measured once. In this order heads are removed for good, without further training, the
+The model is the one of `translating` with only learned heads, trained longer on the made-up language, until it writes
+most sentences without a mistake. The importance of each of the encoder's heads is the rise of the loss on the
+validation part without that head; it is measured once. Heads are then removed for good, without further training, the
 least needed first; and, to compare, the most needed first. One head stays in each layer.
 """
 
@@ -23,14 +23,14 @@ from paper.experiments.learning import fitting, rates, translating
 
 TASK, ARM = "transduction", "8 learned"
 SEEDS = (1, 2, 3, 4, 5)
-LONGER = 2  # times the steps of `translating`, after which some seeds have not learnt the language
+LONGER = 2  # times the steps of `translating`, after which some seeds have not yet learnt the language
 FIRST = ("least", "most")  # which heads go first: those that are needed least, or most
 QUANTITIES = fitting.QUANTITIES
 Head = tuple[int, int]  # a layer's index among all, and the head's in it
 
 
 def case(seed: int = SEEDS[0], rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
-    """One run; `sizes` and errors are those of `translating.case`. By default the rate is the one chosen there."""
+    """One run; `sizes` and errors are those of `translating.case`. The default rate is the one chosen there."""
     known = translating.case(TASK, ARM, seed, rate, pairs=0, device=device)
     if rate is None:
         rate = rates.chosen(TASK, known) or known["rate"]
@@ -40,7 +40,7 @@ def case(seed: int = SEEDS[0], rate: float | None = None, *, device: str = "cpu"
 
 
 def cases(device: str) -> list[Case]:
-    """A seed after the other, where the rate is chosen."""
+    """A run for each seed, if the rate is chosen."""
     known = translating.case(TASK, ARM, pairs=0, device=device)
     return [case(seed, device=device) for seed in SEEDS] if rates.chosen(TASK, known) is not None else []
 
@@ -86,7 +86,7 @@ def encoder_layers(model: EncoderDecoder) -> list[int]:
 
 
 def order(importance: dict[int, list[float]], first: str) -> list[Head]:
-    """Which heads go, and in which order: of each layer all but the last that would."""
+    """The heads to remove, in order: in each layer all but the one that would go last."""
     sign = 1 if first == "least" else -1
     heads = [(index, head) for index, rises in importance.items() for head in range(len(rises))]
     ranked = sorted(heads, key=lambda head: sign * importance[head[0]][head[1]])
@@ -104,12 +104,12 @@ def pruned(model: EncoderDecoder, removed: Sequence[Head]) -> EncoderDecoder:
 
 
 def arm(first: str, count: int) -> str:
-    """The name of the test with so many heads removed."""
+    """The name of the test with `count` heads removed."""
     return f"{count} removed, {first} needed first"
 
 
 def curve(record: Record, first: str, quantity: str = "loss_nats") -> list[float]:
-    """What the test says, by the number of heads removed, from 0."""
+    """A quantity of the test by the number of heads removed, from 0."""
     found: list[float] = []
     while (name := arm(first, len(found))) in record["repetitions"]:
         found.append(float(record["repetitions"][name][quantity][0]))
@@ -117,7 +117,7 @@ def curve(record: Record, first: str, quantity: str = "loss_nats") -> list[float
 
 
 def removable(record: Record, first: str = "least", lost: float = 0.01) -> int:
-    """How many heads go before the share of faultless sentences is lower by more than `lost`."""
+    """How many heads can be removed before the share of faultless sentences falls by more than `lost`."""
     shares = curve(record, first, "faultless_fraction")
     return next((count - 1 for count, share in enumerate(shares) if share < shares[0] - lost), len(shares) - 1)
 
@@ -146,5 +146,5 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:
-    """By the number of heads removed, what the test says of each run."""
+    """By the number of heads removed, the quantity of the test for each run."""
     return list(zip(*(curve(record, first, quantity) for record in records), strict=False))

@@ -1,8 +1,8 @@
 """Learning rates: tried alike for every arm, chosen by the validation part, and kept in a table beside this file.
 
 The seed `TUNING` tries each rate once, and its runs do not count among the results. `tools/rates.py` writes the table
-from the records; the runs that count are asked for when their rate is in it. The table is no source of a record, whose
-configuration holds its rate: a record of another rate than the table's is no longer asked for.
+from the records; the runs that count are listed once their rate is in it. Records do not depend on the table, as their
+configuration holds the rate: a record with another rate than the table's is just no longer asked for.
 """
 
 import json
@@ -16,7 +16,7 @@ from paper.experiments.engine.records import Case, Record
 
 TUNING = 0  # the seed whose runs choose the rates
 WIDTH = 64  # for which rates are listed
-# Relative: two losses this near are as good. Rounding differs from one processor to another, and must not choose.
+# Relative: losses this near count as equal. Rounding differs from one processor to another, and must not choose.
 TIE = 0.005
 TABLE = Path(__file__).with_name("rates.json")
 
@@ -28,33 +28,33 @@ def tried(rates: Sequence[float], d: int) -> tuple[float, ...]:
 
 
 def chosen(experiment: str, case: Case) -> float | None:
-    """The rate chosen for all seeds of a case's arm; None where none was chosen yet."""
+    """The rate chosen for all seeds of a case's arm; None if none was chosen yet."""
     return table().get(experiment, {}).get(_key(case))
 
 
 def with_chosen(experiment: str, cases: Iterable[Case]) -> list[Case]:
-    """The cases, each with the rate chosen for it; without those for which none was chosen yet."""
+    """The cases, each with the rate chosen for it; cases for which none was chosen yet are left out."""
     found = [(case, chosen(experiment, case)) for case in cases]
     return [{**case, "rate": rate} for case, rate in found if rate is not None]
 
 
 def counts(record: Record) -> bool:
-    """Whether a run is a result: not one that chooses a rate, and of the rate that was chosen, where one was."""
+    """Whether a run is a result: it does not choose a rate, and has the rate that was chosen, if one was."""
     case = record["configuration"]
     return case["seed"] != TUNING and chosen(record["experiment"], case) in (None, case["rate"])
 
 
 @cache
 def table() -> dict[str, dict[str, float]]:
-    """Experiment -> arm and all that it is told -> rate."""
+    """Experiment -> arm with all its settings -> rate."""
     found: dict[str, dict[str, float]] = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
     return found
 
 
 def choose(records: Iterable[Record]) -> dict[str, float]:
-    """Arm and all that it is told -> the rate of the lowest loss at the tuning seed, where a device tried two or more.
+    """Arm with all its settings -> the rate of the lowest loss at the tuning seed, if a device tried two or more.
 
-    Losses of two devices are not compared. What a CPU chooses goes before what others do.
+    Losses of different devices are not compared. The choice of a CPU goes before that of other devices.
     """
     losses: dict[tuple[str, str], dict[float, float]] = {}
     for record in sorted(records, key=lambda record: str(record["device"]).startswith("cpu")):  # the last one stays
@@ -71,21 +71,21 @@ def best(losses: Mapping[float, float]) -> float:
 
 
 def loss(record: Record) -> float:
-    """What a rate is chosen by, in nats: the lowest loss on the validation part, or the loss in the last part of the
-    training where nobody looked at the former; what is drawn anew for every batch is never seen before."""
+    """The loss that a rate is chosen by, in nats: the lowest one on the validation part; if that was not looked at, the
+    loss in the last part of the training, whose batches are drawn anew and were never seen before."""
     looks = record["facts"].get("validation", [])
     return min((float(look["loss_nats"]) for look in looks), default=float(record["facts"]["loss"][-1]))
 
 
 def _key(case: Mapping[str, Any]) -> str:
-    """What a rate is chosen for: all of a case that is no seed, no rate, no rule of judgement and no device."""
+    """What a rate is chosen for: a case without its seed, its rate, its device and its rule of judgement."""
     left_out = ("seed", "rate", "device")
     words = [f"{k}={v}" for k, v in case.items() if k not in left_out and not k.startswith("decision_")]
     return " ".join(words)
 
 
 def write(records: Mapping[str, Iterable[Record]]) -> None:
-    """Write what the records of these experiments choose to the table.
+    """Write the rates that the records of these experiments choose to the table.
 
     An arm for which they choose nothing keeps the rate that it had: records may be few, after a run that was stopped.
     """

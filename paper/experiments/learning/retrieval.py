@@ -1,21 +1,21 @@
-"""Where content matters: how long may a sequence be in which one head finds what is asked for, learned or untrained?
+"""Where content matters: how long may a sequence be for one head, learned or untrained, to find what is asked for?
 
 A run climbs. A small model is trained on a task at the shortest length until it is right in `ENOUGH` of the places that
-ask, at most for `steps`. A model that is right in `SUCCESS` of those of the test goes on at the next length with what
-it has learnt; else the run ends. So a run that ends at the shortest length did not find out how the task is done, and
-one that ends later knows how, but does not tell as many keys apart. The models are those of the ladder, of 256 tokens
-and four heads a layer. Runs are short, and begin anew after a kill.
+ask, for at most `steps`. If it is then right in `SUCCESS` of the places that ask in the test, it goes on at the next
+length with what it has learnt; else the run ends. So a run that ends at the shortest length did not find out how the
+task is done, and one that ends later knows how, but cannot tell so many keys apart. The models are those of the ladder,
+with 256 tokens and four heads a layer. Runs are short, and begin anew after a kill.
 
-Of the rates `TRIED` an arm on a task takes the one with the lower loss at the shortest length, at the seed
+For each task, an arm takes the one of the rates `TRIED` that has the lower loss at the shortest length, with the seed
 `rates.TUNING`.
 
 The rule, written before the runs that count. An arm's boundary on a task is the longest length that more than half of
-its seeds learn (`Climbs.boundary`). Of one untrained and one learned head, with the same positional heads beside it,
-one goes further where the exact rank test of the lengths that their seeds reach says so, at a level that holds for all
-of `PAIRS` and both directions together (`retrieval_analysis.judged`; Holm 1979). For an untrained head there is a
-prediction without a free number (`retrieval_analysis.predicted_boundary`): for tokens that are independent and uniform
-on a sphere, one exact match and a hard choice. A head falls short of it where embeddings, trained for other ends,
-become alike, and where its weights are soft.
+its seeds learn (`Climbs.boundary`). One untrained and one learned head, each with the same positional heads, are
+compared: one goes further if the exact rank test of the lengths that their seeds reach says so, at a level that holds
+for all of `PAIRS` and both directions together (`retrieval_analysis.judged`; Holm 1979). For an untrained head there is
+a prediction without free parameters (`retrieval_analysis.predicted_boundary`), for tokens that are independent and
+uniform on a sphere, one exact match and a hard choice. A head falls short of it if embeddings, trained for other ends,
+become alike, and if its weights are soft.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ from paper.tasks.task import Task, check_answers
 from paper.training import Trainer
 
 SEEDS = (1, 2, 3, 4, 5, 6)
-SOME = SEEDS[:3]  # of the arms beside `ONE`
+SOME = SEEDS[:3]  # seeds of the arms other than `ONE`
 TRIED = (3e-3, 1e-2)
 ENOUGH = 0.9  # at which training stops: well above what counts, so that chance does not decide
 EVERY, LOOKED = 50, 64  # steps between looks, and the sequences of a look
@@ -84,7 +84,7 @@ def case(
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates, which do not climb; then those that count, seed by seed, of `ONE` more."""
+    """The runs that choose the rates, which do not climb; then those that count, seed by seed, more for `ONE`."""
     options: list[dict[str, Any]] = [
         {"name": name, "arm": arm, "convolution": width, "device": device, "d": d}
         for width, d, names, arms in GROUPS
@@ -106,7 +106,7 @@ short = fitting.short
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Train and test one model at one length after the other, until one is not learnt."""
+    """Train and test one model at one length after the other, until a length is not learnt."""
     seeds = seeds_of(case)
     draws = fitting.generators(seeds)
     model = ARMS[case["arm"]].build(case, draws["weights"]).to(case["device"])
@@ -127,7 +127,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def seeds_of(case: Case) -> dict[str, int]:
-    """Seeds of a run: hashes of what is drawn and of all that tells runs apart, as they are independent samples."""
+    """Seeds of a run: hashes of what is drawn and of all that distinguishes runs, as they are independent samples."""
     words = tuple(case[name] for name in ("task", "arm", "convolution", "d", "seed", "rate"))
     return fitting.seeds_of(dict.fromkeys(("weights", "training", "tests", "checks"), ("retrieval", *words)))
 
@@ -135,7 +135,7 @@ def seeds_of(case: Case) -> dict[str, int]:
 def _trained(
     model: nn.Module, task: Task, case: Case, draws: dict[str, torch.Generator], looks: list[dict[str, Any]]
 ) -> Trainer:
-    """Train at one length, and say at each look how many answers were right, of sequences that nothing has seen."""
+    """Train at one length; each look adds to `looks` how many answers were right, on sequences that were never seen."""
     recipe = fitting.recipe({**case, "B": max(1, case["tokens"] // case["N"])})
     trainer = Trainer(model, task.train, recipe, draws["training"])
     for step in range(EVERY, case["steps"] + EVERY, EVERY):

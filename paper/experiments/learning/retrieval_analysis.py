@@ -1,4 +1,4 @@
-"""What the records of `retrieval` say, by the rule that stands there."""
+"""Analysis of the records of `retrieval`, by the rule that is stated in that module."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -22,13 +22,13 @@ from paper.experiments.learning.retrieval_tasks import (
 from paper.experiments.statistics import Interval, better_by_chance, holm, success_interval
 
 LEVEL = 0.05  # of all pairs together
-PAIRS = tuple((name, width, d) for width, d, names, _ in GROUPS for name in names)  # in which the two arms `ONE` meet
+PAIRS = tuple((name, width, d) for width, d, names, _ in GROUPS for name in names)  # with the two arms `ONE`
 Key = tuple[str, str, int, int]  # a task, an arm, the width of its convolution, d
 
 
 class Climbs(NamedTuple):
-    """An arm's runs on a task, in the order of their seeds: of each the lengths that it learnt, and in how many steps
-    of its own."""
+    """An arm's runs on a task, in the order of their seeds. `steps` has for each run the lengths that it learnt, each
+    with the number of steps at that length."""
 
     seeds: tuple[int, ...]
     steps: tuple[Mapping[int, int], ...]
@@ -53,7 +53,7 @@ class Climbs(NamedTuple):
 
 
 def counts(record: Record) -> bool:
-    """Whether a run is a result: none that chooses a rate, and of the rate that was chosen, where one was."""
+    """Whether a run is a result: it does not choose a rate, and has the rate that was chosen, if one was."""
     return rates.counts({**record, "configuration": {**record["configuration"], "N": LENGTHS[0]}})
 
 
@@ -71,7 +71,7 @@ def _key(record: Record) -> Key:
 
 
 def _steps(record: Record) -> dict[int, int]:
-    """The lengths that a run learnt -> after how many steps of its own each was seen to be."""
+    """Length that a run learnt -> after how many steps at that length it was seen to be learnt."""
     case, found = record["configuration"], {}
     for N in LENGTHS:
         if (tested := record["repetitions"].get(part(N))) is not None and is_learnt(tested, case):
@@ -82,15 +82,15 @@ def _steps(record: Record) -> dict[int, int]:
 
 
 def boundaries(records: Iterable[Record]) -> dict[Key, int]:
-    """The longest length that an arm learns, by the rule above: where one head that retrieves fails is what comes
-    after it, of the arms `ONE`."""
+    """The longest length that each arm learns, by the rule above. For the arms `ONE`, one head that retrieves fails
+    beyond it."""
     return {key: found.boundary for key, found in climbs(records).items()}
 
 
 def judged(records: Iterable[Record]) -> dict[tuple[str, str, int, int], tuple[float, bool]]:
-    """For each of `PAIRS`, and each of its arms `ONE`: the chance that of two like arms one goes as far beyond the
-    other as this one goes, or further; and whether that shows that it goes further. What was not measured counts among
-    the family with a chance of 1."""
+    """For each of `PAIRS` and each of the arms `ONE`: the chance that, if the two arms do not differ, one goes at least
+    as far beyond the other as this one does; and whether this shows that it goes further. Comparisons that were not
+    measured count in the family with a chance of 1."""
     found, chances = climbs(records), {}
     for name, width, d in PAIRS:
         for ours, theirs in (ONE, ONE[::-1]):
@@ -111,8 +111,8 @@ def predicted_chance(name: str, N: int, d: int) -> float | None:
 
 
 def predicted_boundary(name: str, d: int) -> int | None:
-    """The longest length at which that chance reaches the share of right answers that counts as learnt; 0 for none, and
-    None where there is no such chance."""
+    """The longest length at which `predicted_chance` reaches the share of right answers that counts as learnt; 0 if it
+    does so at none, and None if there is no such chance for the task."""
     if SETTINGS[name].others is None:
         return None
     return max((N for N in LENGTHS if (predicted_chance(name, N, d) or 0) >= SUCCESS), default=0)

@@ -13,7 +13,7 @@ def _study(task: Task, arms: Mapping[str, Mapping[str, Any]], **budget: Any) -> 
     return Study(task.name, task.title, task, arms, **budget)
 
 
-# Which memories recall many keys, each written once, or twice with the last value to count.
+# Which memories recall many keys, each written once, or twice, where the last value counts.
 # Heads are 8 wide, narrower than there are keys. Softmax and linear attention see the order of writes in learned
 # positions, the memories of the delta rule in their recurrence.
 RECALL_ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -27,7 +27,7 @@ RECALL_ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 RECALL_STUDY = _study(recall.TASK, RECALL_ARMS, H=4, steps=1200)
 
-# Which positions and memories keep a bit through whatever comes between.
+# Which positional encodings and memories keep a bit through whatever comes between.
 FLIP_FLOP_ARMS: Mapping[str, Mapping[str, Any]] = {
     name: {"attention": name, "max_length": None}
     for name in ("softmax", "rotary", "alibi", "fox", "path", "position-delta", "delta", "gated-delta")

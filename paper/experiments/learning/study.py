@@ -32,9 +32,9 @@ SECONDS_PER_TOKEN = 5e-6
 class Study:
     """A task, the arms that are to learn it, and their common budget.
 
-    `arms` are `LanguageModel`'s arguments beside the sizes d, H, L; an arm may say `num_heads` for another H. `tried`
-    are the learning rates to choose from. Tests have `tested` examples, and as many of the validation part are looked
-    at after `looks` steps at even distances. Matrices shrink by `weight_decay` (`Recipe`). With `paired` the arms of a
+    `arms` are `LanguageModel`'s arguments besides the sizes d, H, L; an arm may set `num_heads` for another H. `tried`
+    are the learning rates to choose from. Tests have `tested` examples. There are `looks` evenly spaced looks at the
+    validation part, each at as many examples. Matrices shrink by `weight_decay` (`Recipe`). With `paired` the arms of a
     seed see the same batches and tests.
     """
 
@@ -93,7 +93,7 @@ def chosen_rate(study: Study, arm: str) -> float | None:
 
 
 def cases(study: Study, device: str) -> list[Case]:
-    """The runs that choose the rates; and of arms whose rate is chosen those that count, seed after seed."""
+    """The runs that choose the rates; then those that count for arms whose rate is chosen, seed after seed."""
     options = [{"arm": arm, "device": device} for arm in study.arms]
     return fitting.cases(study.name, partial(case, study), options, lambda _: study.tried, study.seeds)
 
@@ -113,8 +113,8 @@ def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:
-    """Seeds of a run's own: hashes of its study, arm, seed and rate, and of what is drawn; of its study and seed alone,
-    but for the weights, where runs are paired."""
+    """Seeds of a run: hashes of its study, arm, seed and rate, and of what is drawn. If runs are paired, all but those
+    of the weights are hashes of its study and seed alone."""
     own = (study.name, case["arm"], case["seed"], case["rate"])
     shared = (study.name, case["seed"]) if study.paired else own
     parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": own}
@@ -134,7 +134,7 @@ def plain(arm: Mapping[str, Any]) -> Any:
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     return 2.0 + SECONDS_PER_TOKEN * case["steps"] * case["B"] * case["N"] * case["L"]
 
 

@@ -1,8 +1,9 @@
-"""Synthetic tasks by small models of some arms: retrieval, copying, arithmetic, from easy to what separates them.
+"""Small models of some arms on synthetic tasks: retrieval, copying, arithmetic, from easy ones to those that separate
+the arms.
 
-A case is one model on one task. Outcomes have two humps, as a task is learnt or not within the steps: beside the share
-of right answers a run counts as a success where that is at least `SUCCESS`. The arms of a seed see the same batches.
-Places have learned embeddings in all of them, since linear heads know of order from nothing else.
+A case is one model on one task. Outcomes have two humps, as a task is either learnt within the steps or not. So runs
+are judged by the share of right answers, and count as a success if it is at least `SUCCESS`. The arms of a seed see the
+same batches. All arms have learned embeddings of positions, since linear heads know the order from nothing else.
 """
 
 import statistics
@@ -61,7 +62,7 @@ def task(name: str) -> Task:
 
 
 def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, device: str = "cpu", **sizes: int) -> Case:
-    """One run; `sizes` (steps, B, d, H, L, tested) are the setting's where they are not given.
+    """One run; `sizes` (steps, B, d, H, L, tested) are by default the setting's.
 
     Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
@@ -81,7 +82,7 @@ def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, dev
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates, and of arms whose rate is chosen those that count, task by task."""
+    """The runs that choose the rates; then those that count for arms whose rate is chosen, task by task."""
     options = [{"name": name, "arm": arm, "device": device} for name in SETTINGS for arm in ARMS]
     return fitting.cases("synthetic", case, options, lambda _: TRIED, SEEDS)
 
@@ -116,8 +117,8 @@ label = "{task}: {arm}, seed={seed}, rate={rate:g}".format_map
 class Learnt(NamedTuple):
     """An arm's runs on a task, in the order of their seeds.
 
-    `correct`: the share of right answers of each; `steps`: after how many it was seen to be a success, None for a run
-    that was not one when it was tested.
+    `correct`: the share of right answers of each; `steps`: after how many steps it was seen to be a success, None for a
+    run that was not a success when it was tested.
     """
 
     task: str

@@ -1,15 +1,15 @@
 """Translation by small encoder-decoders: which heads of the encoder need to have learnt, and from how many pairs.
 
 `translation` is German to English on Multi30k, judged by BLEU. It needs the extra of that name, and the data: a case
-raises what their loader raises where they are not at hand. `transduction` is a made-up language that is always there,
-judged by the sentences without a mistake; what has none, each token predicted after the right ones, is what greedy
-decoding writes.
+raises what their loader raises if they are missing. `transduction` is a made-up language that is always available,
+judged by the share of sentences without a mistake. A sentence has no mistake if each token is predicted correctly after
+the right ones; greedy decoding writes exactly such a sentence.
 
 The arms differ in the encoder's self-attention, as in Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260); the
-decoder's and that to the source are learned, but for '8 frozen everywhere'. A model that is to learn within a minute of
-a core has short texts and few arms: on a CPU pairs are of at most 60 characters a side, and the arms those of `FEW`.
-On CUDA they are all there. Of the looks at the validation part the best one counts, for every arm. Learning rates are
-chosen per arm and number of pairs (`rates`), and the arms of a seed see the same batches.
+decoder's self-attention and its attention to the source are learned, except in '8 frozen everywhere'. On a CPU a model
+is to learn within a minute of a core, so pairs have at most 60 characters a side, and the arms are those of `FEW`. On
+CUDA there are all of them. For every arm the best look at the validation part counts. Learning rates are chosen per arm
+and number of pairs (`rates`), and the arms of a seed see the same batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +39,8 @@ from paper.tasks.translation import Corpus, Translation, multi30k_corpus, transl
 
 H = len(SEVEN) + 1  # heads of a layer: one beside the fixed ones
 FIXED = partial(PositionalHeads, patterns=SEVEN)
-# By task and device. Texts have at most so many characters a side, and sentences so many clauses; tests have `tested`
-# pairs, and `looked` of the validation part are looked at on the way.
+# By task and device. Texts have at most `characters` a side, and sentences at most `clauses`; tests have `tested`
+# pairs, and looks on the way use `looked` pairs of the validation part.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "translation": {
         "cpu": {"B": 32, "d": 64, "L": 2, "characters": 60, "subwords": 1000, "tested": 399, "looked": 200},
@@ -51,7 +51,7 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
         "cuda": {"B": 64, "d": 128, "L": 4, "clauses": 2, "tested": 1000, "looked": 500},
     },
 }
-# Steps by the number of pairs to train on; 0: they are drawn anew for every batch.
+# Steps for each number of pairs to train on; 0: pairs are drawn anew for every batch.
 STEPS: dict[str, dict[str, dict[int, int]]] = {
     "translation": {"cpu": {10_000: 900, 1000: 500}, "cuda": {29_000: 5000, 5000: 2000, 1000: 1000}},
     "transduction": {"cpu": {0: 1000, 500: 400}, "cuda": {0: 3000, 500: 600}},
@@ -61,10 +61,10 @@ SEEDS = (1, 2, 3, 4, 5)
 TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 REGULARISED = {"translation": 0.1, "transduction": 0.0}  # dropout, and smoothing of the answers
 LOOKS = 8
-ALIKE = 8  # batches that are drawn for one of pairs about as long as each other
+ALIKE = 8  # batches that are drawn to make one with pairs of similar lengths
 SHAPES = 100  # batches whose mean shape is recorded
 CHECKED = 4  # pairs on which fast form and definition are compared
-# By task: the test and the metric by which arms are judged. A point of BLEU is what the source's comparisons are about.
+# By task: the test and the metric by which arms are judged. The source's comparisons are about one point of BLEU.
 TESTS = {"translation": "test", "transduction": "like training"}
 METRICS = {"translation": "bleu_fraction", "transduction": "faultless_fraction"}
 DECISIONS = {
@@ -129,10 +129,10 @@ def training_flop(arm: str, B: int, M: int, N: int, d: int, L: int, *, vocab_siz
 def case(
     task: str, arm: str, seed: int = TUNING, rate: float | None = None, *, pairs: int, device: str = "cpu", **sizes: int
 ) -> Case:
-    """One run, on so many pairs; `sizes` are `steps` and those of `SIZES`, as they are there by default.
+    """One run on a number of pairs; `sizes` are `steps` and those of `SIZES`, by default as they are there.
 
-    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, and for pairs of which
-    `STEPS` says nothing.
+    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, and for a number of pairs
+    that is not in `STEPS`.
     """
     known = SIZES[one_of("task", task, SIZES)][one_of("device", device, fitting.DEVICES)]
     steps = STEPS[task][device]
@@ -168,7 +168,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     recipe = fitting.recipe(case)
     looked = {**case, "tested": case["looked"]}
     learnt = fitting.fit(model, task, recipe, looked, draws, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
-    known = task if texts is None else texts.task  # whose pairs are of all lengths at once
+    known = task if texts is None else texts.task  # the task whose batches mix pairs of all lengths
     seen = fitting.evaluate(model, known.train, looked, draws["tests"])
     facts = {**learnt, "seen": {name: values[0] for name, values in seen.items()}, **shape(task, case["B"])}
     found = fitting.examine(model, task, case, draws)
@@ -180,7 +180,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 
 
 def subject(case: Case) -> tuple[Translation | None, Task]:
-    """What is translated: real texts, if it is these, and the task, of which training draws pairs of like lengths."""
+    """What is translated: the real texts, if any, and the task, which for these trains on pairs of similar lengths."""
     if case["task"] == "transduction":
         return None, transduction.task(clauses=case["clauses"], pairs=case["pairs"] or None)
     return _multi30k(case["pairs"], case["characters"], case["subwords"])
@@ -188,7 +188,7 @@ def subject(case: Case) -> tuple[Translation | None, Task]:
 
 @cache
 def _multi30k(pairs: int, characters: int, subwords: int) -> tuple[Translation, Task]:
-    """The vocabulary and the tokens of so many pairs, made once."""
+    """The vocabulary and the tokens of a number of pairs, made once."""
     parts = ([pair for pair in part if max(map(len, pair)) <= characters] for part in multi30k_corpus())
     title = f"German to English, {pairs:,} descriptions of photographs of at most {characters} characters"
     texts = translation(f"multi30k-{pairs}", title, Corpus(*parts).limited(pairs), subwords)
@@ -196,8 +196,8 @@ def _multi30k(pairs: int, characters: int, subwords: int) -> tuple[Translation, 
 
 
 def alike(draw: Draw) -> Draw:
-    """Batches of pairs about as long as each other, so that little of them is padding: one, by chance, of `ALIKE` into
-    which as many times the pairs are parted in the order of their lengths. Each pair is as likely as any."""
+    """Batches of pairs of similar lengths, so that little of them is padding: `ALIKE` times as many pairs are drawn,
+    sorted by length and cut into `ALIKE` batches, and one of these is taken at random. All pairs are equally likely."""
 
     def one(count: int, generator: torch.Generator) -> Batch:
         (source, target, mask), answers = whole = draw(count * ALIKE, generator)
@@ -212,8 +212,8 @@ def alike(draw: Draw) -> Draw:
 
 
 def shape(task: Task, B: int) -> dict[str, float | int]:
-    """What a training step costs beside the model's sizes: the numbers of tokens of batches, padding included, in the
-    mean of `SHAPES` of them, and of the vocabulary."""
+    """What the cost of a training step depends on besides the model's sizes: the lengths of sources and targets in
+    tokens, padding included, averaged over `SHAPES` batches, and the number of tokens in the vocabulary."""
     generator = torch.Generator().manual_seed(0)
     drawn = [[x.shape[1] for x in task.train(B, generator).inputs[:2]] for _ in range(SHAPES)]
     source, target = (sum(column) / SHAPES for column in zip(*drawn, strict=True))
@@ -221,7 +221,7 @@ def shape(task: Task, B: int) -> dict[str, float | int]:
 
 
 def written(model: EncoderDecoder, task: Task, case: Case) -> torch.Tensor:
-    """What greedy decoding makes of the first sources of the test, (tested, n)."""
+    """What greedy decoding writes for the first sources of the test, (tested, n)."""
     (source, _, mask), _ = task.tests["test"](case["tested"], torch.Generator()).to(case["device"])
     return model.generate(source, mask, start=START, stop=STOP, max_length=task.longest).cpu()
 
@@ -232,7 +232,7 @@ def seeds_of(case: Case) -> dict[str, int]:
 
 
 def cases(task: str, device: str) -> list[Case]:
-    """The runs that choose the rates; and of arms whose rate is chosen all seeds."""
+    """The runs that choose the rates; then all seeds of arms whose rate is chosen."""
     size = SIZES[task][device]
     names = FEW if device == "cpu" else tuple(arms(size["d"]))
     options: list[dict[str, Any]] = [
@@ -242,7 +242,7 @@ def cases(task: str, device: str) -> list[Case]:
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly: products, of a few tens of tokens a pair, and what a layer does besides."""
+    """Seconds that a case takes, roughly: products, for a few tens of tokens a pair, and the other work of a layer."""
     rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 4e-3)}[case["device"]]
     M, N = (20, 24) if case["task"] == "translation" else (12, 18)
     tokens = case.get("subwords", 128)
@@ -257,8 +257,8 @@ def _tested(record: Record, quantity: str) -> float:
     return analysis.tested(record, TESTS[record["configuration"]["task"]], quantity)
 
 
-# A share of 1 of the metric that the configuration names, nats a token and the share of right tokens after right ones,
-# in the test; and nats a token on pairs that were trained on.
+# In the test: the metric that the configuration names, from 0 to 1, nats a token, and the share of right tokens after
+# right ones. On pairs that were trained on: nats a token.
 MEASURES: Measures = {
     "score": lambda record: _tested(record, record["configuration"]["decision_metric"]),
     "loss": partial(_tested, quantity="loss_nats"),
@@ -271,8 +271,8 @@ judged = partial(analysis.judged, measure="score")
 def flop(record: Record) -> int:
     """FLOPs of the matrix products of a run's training, by closed forms, without the loss.
 
-    Of batches of the mean shape that the run recorded, padding included, in whole tokens: products grow with the
-    lengths, and only attention's with their squares, so that this is near the mean over batches.
+    Computed for batches of the mean shape that the run recorded, padding included, in whole tokens. Products grow with
+    the lengths, and only attention's with their squares, so this is near the mean over batches.
     """
     case, facts = record["configuration"], record["facts"]
     shape = (case["B"], round(facts["source_tokens"]), round(facts["target_tokens"]))
@@ -283,7 +283,7 @@ def flop(record: Record) -> int:
 def by_pairs(records: Iterable[Record], device: str, **wanted: Any) -> dict[int, dict[str, Runs]]:
     """Number of pairs -> arm -> the runs that count, of one device, with the measures of `MEASURES`.
 
-    Raises ValueError if an arm's runs on so many pairs differ in more than the seed: `wanted` is to say more.
+    Raises ValueError if an arm's runs on a number of pairs differ in more than the seed: then `wanted` must say more.
     """
     records = list(records)
     numbers = dict.fromkeys(record["configuration"]["pairs"] for record in records)

@@ -2,12 +2,12 @@
 and from many pairs, along budgets.
 
 How much an arm gains depends on how long all are trained: fixed patterns need not be learnt, and so lead at first. One
-run serves all budgets up to its own (`budgets`). BLEU is kept by parts of the test, so that its error from the
-sentences that happen to be the test's is in the intervals beside that of the seeds.
+run serves all budgets up to its own (`budgets`). What BLEU is made of is kept for each part of the test. So the
+intervals include, besides the error of the seeds, that of the choice of the test's sentences.
 
-The rules, written before the runs. Of an arm's budgets the one with the lowest validation loss counts, in the mean of
-the seeds. An arm has converged on so many pairs if its loss at the longest budget is less than `FALLS` below that at
-half of it. Arms are compared in pairs of seeds; `compared` says how.
+The rules, written before the runs. The budget that counts for an arm is the one with the lowest validation loss,
+averaged over the seeds. An arm has converged on a number of pairs if its loss at the longest budget is less than
+`FALLS` below that at half of it. Arms are compared in pairs of seeds; `compared` says how.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, int]] = {
     "cpu": {"base": 100, "B": 64, "d": 64, "L": 2, "characters": 80, "subwords": 1000, "tested": 720, "looked": 400},
     "cuda": {"base": 200, "B": 64, "d": 256, "L": 4, "characters": 999, "subwords": 4000, "tested": 999, "looked": 500},
 }
-# The longest budget by the number of pairs to train on, the most telling first.
+# The longest budget for each number of pairs to train on, the most informative first.
 BUDGETS = {"cpu": {5000: 32, 20_000: 64, 1000: 16}, "cuda": {5000: 32, 29_000: 64, 1000: 16}}
 TUNED, TUNED_PAIRS = 8, 5000  # budget and pairs at which rates are chosen, for all numbers of pairs
 TRIED = (5e-3, 2.5e-3)
@@ -50,7 +50,7 @@ INPUTS = 64  # sentences at most, on which heads are measured
 ORDERS = 4  # of n-grams
 DRAWN = 5000  # resamples
 LEVEL = 0.05
-# Of a part of the test: n-grams written that are in the reference, and all that are; words written, and asked for.
+# Counts of a part of the test: n-grams written that the reference has, all n-grams written; words written, asked for.
 COUNTS = (
     *(f"{kind}_{n}_count" for n in range(1, ORDERS + 1) for kind in ("right", "all")),
     "words_count",
@@ -69,10 +69,10 @@ def case(
     device: str = "cpu",
     **sizes: int,
 ) -> Case:
-    """One run on so many pairs up to a budget; `sizes` are those of `SIZES`, as there by default.
+    """One run on a number of pairs, up to a budget; `sizes` are by default those of `SIZES`.
 
-    Raises ValueError for an unknown arm or device, for a size below 1, and for a budget that is no power of two;
-    TypeError for a size that is no integer or has another name.
+    Raises ValueError for an unknown arm or device, for a size below 1, and for a budget that is not a power of two;
+    TypeError for a size that is not an integer or has an unknown name.
     """
     known = SIZES[one_of("device", device, SIZES)]
     size = fitting.sizes({**known, "pairs": pairs, "budget": budgets.checked_budget(budget)}, sizes)
@@ -87,7 +87,7 @@ def short(case: Case) -> Case:
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates; and of arms whose rate is chosen all numbers of pairs, seed by seed."""
+    """The runs that choose the rates; then all numbers of pairs for arms whose rate is chosen, seed by seed."""
     tuned = partial(case, pairs=TUNED_PAIRS, budget=TUNED, device=device)
     options = rates.tried(TRIED, SIZES[device]["d"])
     chosen = {arm: rates.chosen("translation-budgets", tuned(arm)) for arm in ARMS}
@@ -105,7 +105,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train one model up to its budget, and test it at each; a run that was killed goes on from its `checkpoint`.
 
     Raises AssertionError if the trained model's fast form does not compute what its definition does, and what
-    `translating.run` raises of the texts.
+    `translating.run` raises for the texts.
     """
     seeds = translating.seeds_of(case)
     draws = fitting.generators(seeds)
@@ -123,8 +123,8 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 
 
 def _examined(model: nn.Module, task: Task, texts: Translation, case: Case) -> dict[str, Any]:
-    """Losses on the validation part and, of as many pairs, on what was trained on; of a run that counts the test's,
-    what its BLEU is made of, and how positional the heads are."""
+    """Losses on the validation part and on as many pairs of the training part; for a run that counts, also the loss on
+    the test, what its BLEU is made of, and how positional the heads are."""
     model.eval()
     looked = {**case, "tested": case["looked"]}
 
@@ -143,10 +143,10 @@ def _examined(model: nn.Module, task: Task, texts: Translation, case: Case) -> d
 
 @torch.no_grad()
 def heads(model: EncoderDecoder, task: Task, case: Case) -> list[list[dict[str, Any]]]:
-    """By layer of the encoder and learned head: the share of its weights' variation that positions explain, and the
-    nearest pattern with its share; [] for a layer whose heads are not all of one kind.
+    """For each learned head, by layer of the encoder: the share of its weights' variation that positions explain, and
+    the nearest pattern with its share; [] for a layer whose heads are not all of one kind.
 
-    On sentences of one length, the most frequent one of the validation part.
+    Measured on sentences of one length, the most frequent one of the validation part.
     """
     (source, _, mask), _ = task.validation(case["looked"], torch.Generator().manual_seed(0))
     lengths = mask.sum(1)
@@ -173,7 +173,7 @@ def _positional(weights: Tensor) -> dict[str, Any]:
 
 
 def score(counts: Array) -> float:
-    """BLEU, from 0 to 1, of counts in the order of `COUNTS`, of one text or sums over several.
+    """BLEU, from 0 to 1, from counts in the order of `COUNTS`, for one text or summed over several.
 
     The geometric mean of the shares of n-grams that are right, times exp(1 - asked / words) if that is less than 1
     (Papineni et al. 2002); 0 if no n-gram of an order is right, where sacrebleu smooths.
@@ -186,8 +186,8 @@ def score(counts: Array) -> float:
 
 
 class Compared(NamedTuple):
-    """BLEU of an arm less that of another, of 1; its interval, at `LEVEL` on both sides together; both arms' budgets
-    that count, whether both have converged, and the seeds."""
+    """An arm's BLEU minus another's, on a scale of 0 to 1; its interval, at `LEVEL` on both sides together; the budgets
+    that count for the two arms; whether both have converged; and the seeds."""
 
     mean: float
     interval: Interval
@@ -206,7 +206,7 @@ def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
 
 
 def losses(runs: Sequence[Record]) -> dict[int, float]:
-    """Budget -> loss on the validation part, in nats a token, in the mean of the seeds."""
+    """Budget -> loss on the validation part, in nats a token, averaged over the seeds."""
     looks = [{look["budget"]: float(look["loss_nats"]) for look in run["facts"]["validation"]} for run in runs]
     return {budget: float(np.mean([one[budget] for one in looks])) for budget in looks[0]}
 
@@ -230,10 +230,10 @@ def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
 
 
 def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | None = None) -> Compared | None:
-    """Two arms at a budget, by default each at its own that counts; None if they have fewer than two seeds in common.
+    """Two arms at a budget, by default each at the one that counts; None if they have fewer than two seeds in common.
 
-    The interval holds the seeds' error and that of the test: seeds and parts of the test are drawn anew, both with
-    replacement and the same for both arms.
+    The interval includes the error of the seeds and that of the test: both seeds and parts of the test are resampled
+    with replacement, the same for both arms.
     """
     sides = [{analysis.seed(run): run for run in runs} for runs in (ours, theirs)]
     seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))
@@ -254,7 +254,7 @@ def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | Non
 
 
 def _at(run: Record, budget: int) -> Array:
-    """What the parts of the test count at a budget, (parts, len(COUNTS))."""
+    """The counts of the parts of the test at a budget, (parts, len(COUNTS))."""
     return _table(run["repetitions"][f"{budget} x"])
 
 

@@ -1,9 +1,9 @@
 """Whether fast forms give what definitions give on a GPU, in each precision: outputs and gradients of whole layers.
 
-On a CPU the tests show this, by operands, masks and states as well. Here a layer of each mechanism, with its gates, is
-run in its fast form in each precision, beside its definition in float32 with the same weights. Recorded are relative
-errors, as fractions of the definition's norms. Mechanisms that choose keys may choose others in half precision, and
-then differ by more than rounding.
+On a CPU the tests show this, also for operands, masks and states. Here a layer of each mechanism, with its gates, runs
+in its fast form in each precision, and is compared with its definition in float32 with the same weights. Records hold
+relative errors, as fractions of the definition's norms. Mechanisms that choose keys may choose other keys in half
+precision, and then differ by more than rounding.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from paper.experiments.engine.records import Case, Record
 
 SEEDS = {"weights": 0, "inputs": 1}
 DTYPES = ("float32", "bfloat16", "float16")
-COMPILED = ("softmax", "linear", "window", "delta")  # in float32, besides
+COMPILED = ("softmax", "linear", "window", "delta")  # mechanisms that also run compiled, in float32
 ERRORS = ("output_fraction", "gradient_fraction")
 
 

@@ -1,4 +1,4 @@
-"""What the records of every benchmark are read by: times, ratios within repetitions, rows, and a table per device."""
+"""Helpers to read the records of every benchmark: times, ratios within repetitions, rows, and a table per device."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> Quartiles:
-    """The quartiles of the ratios within repetitions, in which what is compared ran one after the other."""
+    """The quartiles of the ratios within repetitions, in which the two ran one after the other."""
     return quartiles([one / other for one, other in zip(ones, others, strict=True)])
 
 
@@ -30,33 +30,33 @@ def seconds(record: Record, arm: str, phase: str) -> list[float]:
 
 
 def clocked(record: Record, quantities: Mapping[str, Sequence[float]], phase: str) -> list[float]:
-    """Seconds of one phase among what was measured, per repetition.
+    """Seconds of one phase among the measured quantities, per repetition.
 
-    The process's own time where one thread was timed on a CPU, which other load does not lengthen; else the clock's.
+    For one thread on a CPU this is the process's own time, which other load does not lengthen; else wall time.
     """
     own = record["provenance"]["threads"] == 1 and f"{phase}_cpu_s" in quantities
     return list(quantities[f"{phase}_cpu_s" if own else f"{phase}_s"])
 
 
 def step_seconds(record: Record, arm: str, *, optimiser: bool = False) -> list[float]:
-    """Seconds of forward and backward, and with `optimiser` of its step, per repetition."""
+    """Seconds of forward and backward, with `optimiser` also of its step, per repetition."""
     columns = [seconds(record, arm, phase) for phase in (PHASES if optimiser else PASSES)]
     return [sum(row) for row in zip(*columns, strict=True)]
 
 
 def by_arm(record: Record, phase: str = "") -> dict[str, list[float]]:
-    """The seconds of each arm, per repetition: of one phase, or of forward and backward."""
+    """The seconds of each arm, per repetition: of one phase, or by default of forward and backward."""
     arms = record["repetitions"]
     return {arm: seconds(record, arm, phase) if phase else step_seconds(record, arm) for arm in arms}
 
 
 def row_of(record: Record, **figures: Any) -> Row:
-    """A row of what is read from a record: its case, its device, and figures."""
+    """A row of an analysis: a record's case, its device, and figures."""
     return {**record["configuration"], "device": record["device"], **figures}
 
 
 def spread(values: Quartiles | None, digits: int = 3) -> str:
-    """A median with its quartiles."""
+    """A median with its quartiles as text; '-' for None."""
     if values is None:
         return "-"
     low, middle, high = (f"{value:.{digits}f}" for value in values)
@@ -64,5 +64,5 @@ def spread(values: Quartiles | None, digits: int = 3) -> str:
 
 
 def failures(record: Record, label: str = "") -> list[str]:
-    """A line for each arm that could not be measured, behind the label of the case."""
+    """A line for each arm that could not be measured, after the label of the case."""
     return [f"{label}{arm} failed: {why}" for arm, why in record["failures"].items()]

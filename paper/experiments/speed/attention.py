@@ -1,9 +1,9 @@
 """The attention function alone, forward and backward, of every mechanism beside PyTorch's fused softmax attention.
 
-A case holds several arms (`attention_variants`) at one length. Each is held to its definition first; then all are timed
-in turn. An arm that is over soon runs several times in a row, and counts with the mean. Four experiments measure so: of
-kernels, of memories that erase, of patterns, and of softmax attention itself, materialised, in tiles, and by PyTorch's
-kernels, each by its name.
+A case holds several arms (`attention_variants`) at one length. Each is first checked against its definition; then all
+are timed in turn. A short arm runs several times in a row, and the mean counts. Four experiments measure like this:
+kernels; memories that erase; patterns; and softmax attention itself, materialised, in tiles, and by PyTorch's kernels,
+each by its name.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from paper.experiments.speed.attention_variants import SETS, YARDSTICK, Attentio
 
 SEEDS = {"inputs": variants.SEED, "order": 1}
 
-CALL_SECONDS = {"cpu": 0.2, "cuda": 0.01}  # that a timing should take, by calls in a row
+CALL_SECONDS = {"cpu": 0.2, "cuda": 0.01}  # the length of one timing, filled by calls in a row
 BUDGETS = {"cpu": Budget(8.0, 3, 15), "cuda": Budget(4.0, 5, 31)}  # without warm-up: every arm has run at its size
 RATES = {"cpu": {"float32": 8e10}, "cuda": {"bfloat16": 3e14, "float32": 1e13}}  # FLOPs a second, about
 START_SECONDS = {"cpu": 2.0, "cuda": 6.0}  # until the first timing
@@ -44,7 +44,7 @@ def case(
 ) -> Case:
     """One configuration: operands (B, H, N, K), and which arms (`variants.SETS`).
 
-    Causal mechanisms go in chunks of at most `chunk`. `compiled` adds to each mechanism its `torch.compile`d twin.
+    Causal mechanisms work in chunks of at most `chunk`. `compiled` adds to each mechanism its `torch.compile`d twin.
     Raises TypeError or ValueError for sizes below 1 and unknown names.
     """
     return {
@@ -61,7 +61,7 @@ def _on_cuda(N: int, arms: str = "main", dtype: str = "bfloat16", compiled: bool
 
 
 def cases(device: str) -> list[Case]:
-    """Kernels, the most informative first.
+    """The cases of kernels, the most informative first.
 
     Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 16 where the loop is compiled.
     """
@@ -80,7 +80,7 @@ def cases(device: str) -> list[Case]:
 
 
 def memory_cases(device: str) -> list[Case]:
-    """The delta rule, plain and gated, at lengths that take softmax attention minutes; beside it all other memories.
+    """The delta rule, plain and gated, at lengths at which softmax attention takes minutes; and all other memories.
 
     Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 64 where it is compiled.
     """
@@ -98,7 +98,7 @@ def memory_cases(device: str) -> list[Case]:
 
 
 def pattern_cases(device: str) -> list[Case]:
-    """Windows at lengths that take softmax attention minutes, and every other pattern and choice of keys beside it."""
+    """Windows at lengths at which softmax attention takes minutes, and every other pattern and choice of keys."""
     if device == "cuda":
         lengths = [_on_cuda(N, "patterns") for N in (4096, 16384, 1024, 8192)]
         return lengths + [_on_cuda(N, "dynamic") for N in (4096, 16384)]
@@ -119,9 +119,9 @@ def flash_cases(device: str) -> list[Case]:
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every arm against its definition, then time them in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an arm's
-    output or gradients are off. An arm that runs out of the device's memory, a kernel that does not serve the call, and
-    a compiled twin that fails or is off, is recorded as a failure and not timed; the yardstick's failure is the case's.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an arm's output
+    or gradients are off. An arm that runs out of the device's memory, a kernel that does not serve the call, and a
+    compiled twin that fails or is off are recorded as failures, not timed; if the yardstick fails, so does the case.
     """
     shared, upstream = variants.draw(case)
     arms: dict[str, Timing] = {}
@@ -149,7 +149,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     if YARDSTICK in failures:
         raise RuntimeError(f"{YARDSTICK}: expected to fit into the device, got {failures[YARDSTICK]}")
     if case["compiled"]:
-        torch.compiler.reset()  # its count of recompilations is per process, and a case must not meet an earlier one's
+        torch.compiler.reset()  # recompilations are counted per process, and those of earlier cases must not count
         for name in [name for name in arms if not name.startswith(YARDSTICK)]:
             twin = f"{name} compiled"
             try:
@@ -163,7 +163,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 
 def _first_steps(device: str, step: Callable[[int], dict[str, float]]) -> dict[str, int]:
-    """How many calls make a timing, and the bytes that one takes at most, besides q, k, v and the upstream gradient."""
+    """How many calls make a timing, and the most bytes that one takes, besides q, k, v and the upstream gradient."""
     times, facts = benchmark.peak(device, partial(step, 1))
     if sum(times[f"{phase}_s"] for phase in PASSES) < 10 * CALL_SECONDS[device]:  # else it is one call in any case
         times = step(1)  # warm, and without the counting
@@ -171,13 +171,13 @@ def _first_steps(device: str, step: Callable[[int], dict[str, float]]) -> dict[s
 
 
 def _give_back(device: str) -> None:
-    """Return the memory that an arm no longer uses, so that the next one meets the device as the first did."""
+    """Free the memory that an arm no longer uses, so that the next one finds the device as the first did."""
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     device = case["device"]
     rate, shortest = RATES[device][case["dtype"]], CALL_SECONDS[device]
     arms = variants.arms_of(case)

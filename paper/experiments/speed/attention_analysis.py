@@ -1,4 +1,4 @@
-"""What the records of `attention-speed` say: ratios to the fused softmax attention, growth with N, and crossovers."""
+"""Analysis of the records of `attention-speed`: ratios to fused softmax attention, growth with N, and crossovers."""
 
 import math
 import statistics
@@ -15,16 +15,16 @@ from paper.experiments.speed.attention_variants import YARDSTICK, alike, declare
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
 
 GROWTH = (2048, 16384)  # the lengths over which growth is fitted
-FEWEST = 3  # lengths of which one can say how a time grows, or where it crosses another
+FEWEST = 3  # lengths that are needed to say how a time grows, or where it crosses another
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and arm, the yardstick among them.
 
     `seconds` of forward and backward, `ratio` to the yardstick and `ratio_alike` to the softmax attention that sees the
-    same keys are (q1, median, q3), ratios those within repetitions, and None where there is nothing to compare with.
-    `flops_ratio` is what the matrix products let one expect of `ratio`; `peak_bytes` what a call takes at most, and
-    `bytes_ratio` that over the yardstick's.
+    same keys are (q1, median, q3). The ratios are taken within repetitions, and None if there is nothing to compare
+    with. `flops_ratio` is the `ratio` to be expected from the matrix products. `peak_bytes` is the most that a call
+    takes, and `bytes_ratio` its ratio to the yardstick's.
     """
     found = []
     for record in records:
@@ -42,7 +42,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def series(found: Iterable[Row]) -> dict[Series, list[Row]]:
-    """Rows that differ in N alone, in the order of N."""
+    """Groups of rows that differ only in N, in the order of N."""
     groups: dict[Series, list[Row]] = {}
     for row in sorted(found, key=lambda row: int(row["N"])):
         key = (row["device"], row["dtype"], row["arms"], row["compiled"], row["arm"])
@@ -51,9 +51,9 @@ def series(found: Iterable[Row]) -> dict[Series, list[Row]]:
 
 
 def curves(records: Iterable[Record], arms: str = "main") -> dict[str, dict[str, list[Row]]]:
-    """Device -> arm -> rows in the order of N: one set of arms, without compiled twins, in one precision a device.
+    """Device -> arm -> rows in the order of N: one set of arms, without compiled twins, in one precision per device.
 
-    That is the one in which most of its records are, the first of equals.
+    It is the precision of most of the device's records, the first one if several have the same number.
     """
     found = {}
     for device, group in by_device(list(records)).items():
@@ -65,8 +65,8 @@ def curves(records: Iterable[Record], arms: str = "main") -> dict[str, dict[str,
 
 
 def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
-    """The rows of a set's mechanisms that ran beside the softmax attention that sees the same keys, but for that one's,
-    with `flops_alike`: what the matrix products let one expect of `ratio_alike`."""
+    """The rows of a set's mechanisms that ran beside the softmax attention that sees the same keys, without the rows of
+    that attention. `flops_alike` is the `ratio_alike` to be expected from the matrix products."""
     found = []
     for lines in curves(records, arms).values():
         flops = {(arm, row["N"]): row["flops_ratio"] for arm, group in lines.items() for row in group}
@@ -79,12 +79,12 @@ def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
     return found
 
 
-# Of `cells`, in this order.
+# The headers of `cells`, in this order.
 HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over softmax's", "memory over fused one's")
 
 
 def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
-    """What a page shows of rows of `beside_alike`: times as a median with its quartiles."""
+    """Table cells for a page from rows of `beside_alike`: times as a median with its quartiles."""
     shown = []
     for row in found:
         low, middle, high = row["ratio_alike"]
@@ -95,7 +95,7 @@ def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
 
 
 def exponent(points: Mapping[int, float]) -> float:
-    """The power of the size with which a value grows: the slope by least squares of its logarithm on the size's.
+    """The exponent with which a value grows with the size: the least-squares slope of log value on log size.
 
     Raises ValueError for fewer than two sizes, and for values that are not positive.
     """
@@ -126,11 +126,11 @@ def growth(records: Iterable[Record], lengths: tuple[int, int] = GROWTH) -> list
 
 
 def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
-    """(least, most) of the length from which on ratios stay below 1.
+    """Bounds (least, most) of the length from which on ratios stay below 1.
 
-    The two are one number, interpolated on logarithmic axes, where a ratio of at least 1 and one below it enclose the
-    crossing. Else (0, the shortest length) where all are below 1, and (the longest, infinity) where the last is not.
-    Raises ValueError without ratios.
+    If a ratio of at least 1 and a following one below 1 enclose the crossing, both bounds are the same number,
+    interpolated on logarithmic axes. Otherwise (0, the shortest length) if all ratios are below 1, and (the longest,
+    infinity) if the last one is not. Raises ValueError without ratios.
     """
     expect(ratios, "ratios", "at least one length", "none")
     lengths = sorted(ratios)
@@ -148,7 +148,7 @@ def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
 def crossovers(records: Iterable[Record]) -> list[Row]:
     """One row per series of a mechanism with `FEWEST` lengths or more: where it becomes faster for good.
 
-    `yardstick` and `alike` are the `crossover` with either softmax attention; `alike` is None where that one failed.
+    `yardstick` and `alike` are the `crossover` with each softmax attention; `alike` is None if that attention failed.
     """
     found = []
     for key, group in series(rows(records)).items():
@@ -163,7 +163,7 @@ def crossovers(records: Iterable[Record]) -> list[Row]:
 
 
 def doubling(records: Iterable[Record]) -> list[Row]:
-    """One row per series and length N of which 2 N was measured too: `factor`, the median time there over that at N."""
+    """One row per series and N for which 2 N was measured too: `factor`, the median time at 2 N over that at N."""
     found = []
     for key, group in series(rows(records)).items():
         times = {row["N"]: row["seconds"][1] for row in group}
@@ -213,7 +213,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def in_words(crossing: tuple[float, float]) -> str:
-    """A crossover in words; an interpolated one to two digits."""
+    """A crossover in words; an interpolated one is rounded to two digits."""
     least, most = crossing
     if least == 0:
         return f"at every length measured, from {most:,.0f} on"

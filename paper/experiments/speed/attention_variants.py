@@ -1,8 +1,8 @@
-"""What the experiment attention-speed compares: attention functions by name, what defines them, and what they cost.
+"""What the experiment attention-speed compares: attention functions by name, their definitions, and their costs.
 
-An arm's name is a mechanism's, or 'sdpa' for PyTorch's fused softmax attention with nothing around it, or
-'materialised' for softmax attention as it is defined, and then what is special about it: 'linear causal', 'favor causal
-compiled', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
+An arm's name begins with that of a mechanism, or with 'sdpa' for PyTorch's fused softmax attention with nothing around
+it, or with 'materialised' for softmax attention as it is defined. Then follows what is special about the arm: 'linear
+causal', 'favor causal compiled', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
 Gates are operands of an arm like q, k and v, and have gradients like them.
 """
 
@@ -43,21 +43,21 @@ SETS = {
     "patterns": (YARDSTICK, "sdpa causal", "sdpa masked"),
     "dynamic": (YARDSTICK, "sdpa causal"),
 }
-# Sets that end with every other mechanism of a family, but for these arms: those that another set times, or one head
-# of two, timed with the other as 'strided' and 'fixed'.
+# Sets that also contain every other mechanism of a family, except these arms: another set times them, or they are one
+# of two heads that 'strided' and 'fixed' time together.
 FAMILIES = {
     "family": ("linear", SETS["main"]),
     "memories": ("recurrent", SETS["delta"]),
     "patterns": ("sparse", ("columns", "summaries")),
     "dynamic": ("selected", ()),
 }
-SAVED_BYTES = 2**29  # of the family, an arm that keeps more than this for its backward pass is left out
+SAVED_BYTES = 2**29  # arms of a family that keep more than this for the backward pass are left out
 
 SEED = 0
-EVERYWHERE = 2**30  # tokens that a window reaches, of which nothing is left out
+EVERYWHERE = 2**30  # the width of a window that leaves nothing out
 CHECKED_LENGTH = 1024  # at least: more than a window; the definitions materialise N x N weights
-# Results that follow one another from q to its gradient, each rounded once: scaled, projected, its exponential, the
-# product with k, with v, the division; and back.
+# Successive results from q to its gradient, each rounded once: scaled, projected, its exponential, the product with k,
+# with v, the division; and back.
 STAGES = 12
 
 Attention = Callable[..., Tensor]
@@ -65,7 +65,7 @@ Operands = tuple[Tensor, ...]  # q, k, v, and the gates of an arm
 
 
 def arms_of(case: Case) -> tuple[str, ...]:
-    """The arms of a case, without compiled twins: those of its set; causal, too, where a mechanism has such a form."""
+    """The arms of a case, without compiled twins: those of its set; mechanisms with a causal form have it, too."""
     arms = SETS[case["arms"]]
     family, left_out = FAMILIES.get(case["arms"], ("", ()))
     named = {arm.split()[0] for arm in left_out}
@@ -75,13 +75,13 @@ def arms_of(case: Case) -> tuple[str, ...]:
 
 
 def _ways(mechanism: Mechanism) -> list[str]:
-    """The ways to call a mechanism that are measured: of a memory, whose queries would all read the last state, one."""
+    """The ways to call a mechanism that are measured. Memories: causal only, else all queries read the last state."""
     served = {"": mechanism.bidirectional and mechanism.family != "recurrent", " causal": mechanism.causal}
     return [way for way, is_served in served.items() if is_served]
 
 
 def function(arm: str, chunk: int) -> Attention:
-    """What an arm runs, f(q, k, v, *gates); causal mechanisms that go in chunks in those of at most `chunk`."""
+    """What an arm runs, f(q, k, v, *gates); causal mechanisms with chunks use chunks of at most `chunk`."""
     name, causal = _parts(arm)
     if name == YARDSTICK:
         kernel = by_name(arm)
@@ -100,7 +100,7 @@ def function(arm: str, chunk: int) -> Attention:
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The pattern 'window' as a mask for PyTorch's fused attention, made before as a user would."""
+    """PyTorch's fused attention with the pattern 'window' as a mask, which is made beforehand, as a user would do."""
     return scaled_dot_product_attention(q, k, v, attn_mask=_window(q.shape[-2], q.device))
 
 
@@ -119,18 +119,18 @@ def definition(arm: str) -> Attention:
 
 
 def _with_gates(arm: str, call: Callable[..., Tensor]) -> Attention:
-    """The call with its gates behind q, k and v."""
+    """The call with its gates as arguments after q, k and v."""
     names = tuple(_mechanism(arm).gates)
     return lambda q, k, v, *gates: call(q, k, v, **dict(zip(names, gates, strict=True)))
 
 
 def _chunk(mechanism: Mechanism, causal: bool, chunk: int) -> dict[str, int]:
-    """The chunk as an option, where a mechanism has one."""
+    """The chunk as an option, if the mechanism has this option."""
     return {"chunk": chunk} if causal and "chunk" in signature(mechanism.fast).parameters else {}
 
 
 def by_name(arm: str) -> str | None:
-    """The kernel that an arm asks for by its name, which may not serve the call."""
+    """The kernel that an arm asks for by name, else None; the kernel may not serve the call."""
     return next((word for word in _words(arm) if word in KERNELS), None)
 
 
@@ -147,7 +147,8 @@ def alike(arm: str) -> str:
 def declared(case: Case, arm: str) -> Cost:
     """The closed form of an arm at a case's sizes.
 
-    The recurrence makes the sums of the form that is not causal, one term at a time, and reads them as often.
+    The recurrence counts like the form that is not causal: it makes the same sums, one term at a time, and reads them
+    as often.
     """
     name, causal = _parts(arm)
     chunk = {} if name in (YARDSTICK, MATERIALISED) else _chunk(_mechanism(arm), causal, case["chunk"])
@@ -181,11 +182,11 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
-    """(q, k, v) and the gradient of the output, (B, H, N, K) each; behind v an arm's gates, as a layer would make them
-    of random tokens before it is trained.
+    """(q, k, v) and the gradient of the output, (B, H, N, K) each; after v come an arm's gates, as an untrained layer
+    would make them from random tokens.
 
-    Queries and keys are such that $q K^{-1/4}$ has a squared norm of 1 on average: kernels that are estimated are then
-    estimated well, and a sum of weights of either sign stays away from 0.
+    Queries and keys are such that $q K^{-1/4}$ has a squared norm of 1 on average: estimated kernels are then accurate,
+    and a sum of weights of either sign stays away from 0.
     """
     generator = torch.Generator().manual_seed(SEED)
     shape = [case[name] for name in ("B", "H", "N", "K")]
@@ -202,8 +203,8 @@ def draw(case: Case, arm: str = YARDSTICK) -> tuple[Operands, Tensor]:
 def check(case: Case, arm: str, call: Attention) -> None:
     """Raise AssertionError unless a call gives what the definition does, output and all gradients, on a short sequence.
 
-    The definition runs in float32 at least, from the same numbers, and no more precisely: some random features are
-    fitted to the eigenvectors of their input, which another precision may choose otherwise.
+    The definition runs on the same numbers, in float32 at least, and no more precisely: some random features are fitted
+    to the eigenvectors of their input, which may come out differently in another precision.
     """
     small = {**case, "B": 1, "N": min(case["N"], max(CHECKED_LENGTH, 2 * case["chunk"]))}
     operands, upstream = draw(small, arm)
@@ -222,19 +223,19 @@ def check_twin(case: Case, arm: str, call: Attention, operands: Operands, upstre
 
 
 def tolerance(case: Case) -> float:
-    """The relative error that rounding alone may make in a computation of a case; the longest sum is over keys, or over
-    the features of 'taylor'."""
+    """The relative error that rounding alone may cause in a computation of a case; the longest sum is over keys, or
+    over the features of 'taylor'."""
     terms = max(case["N"], 1 + case["K"] + case["K"] ** 2)
     return rounding_error(STAGES, terms, dtype(case))
 
 
 def _parts(arm: str) -> tuple[str, bool]:
-    """(name, whether causal by chunks)."""
+    """The name, and whether the arm is causal by chunks."""
     return arm.split()[0], "causal" in _words(arm)
 
 
 def _words(arm: str) -> list[str]:
-    """What is special about an arm."""
+    """The words of an arm's name after the first: what is special about it."""
     return arm.split()[1:]
 
 

@@ -1,10 +1,10 @@
-"""One more token behind a context of N: time and memory of decoding with each mechanism's cache.
+"""One more token after a context of N: time and memory of decoding with each mechanism's cache.
 
 An arm is a mechanism and a context, 'delta 4096'. A case holds the mechanisms of some families at all their contexts,
-beside softmax attention at the shortest. Each is held to its definition first, read in pieces; then, in each
-repetition, all run one after the other in an order drawn anew, so that what a longer context adds is a ratio within
-repetitions. What is timed begins with a copy of the cache, whose context grows by a few per cent while it lasts, and of
-which a processor's caches may hold what they have room for.
+beside softmax attention at the shortest. Each mechanism is first read in pieces and checked against its definition.
+Then, in each repetition, all arms run one after the other in an order drawn anew, so that the cost of a longer context
+is a ratio within repetitions. A timing begins with a copy of the cache; its context grows by a few per cent during the
+timing, and a processor's caches may hold as much of it as they have room for.
 """
 
 import statistics
@@ -35,16 +35,16 @@ FAMILIES = {
     "patterns": ("sparse",),
     "dynamic": ("selected",),
 }
-SHARED = "multi-query"  # softmax attention whose heads of queries share one of keys
+SHARED = "multi-query"  # softmax attention whose query heads share one head of keys and values
 LEFT_OUT = ("flash",)  # the same attention as softmax, for training
 CONTEXTS = {"cpu": (1024, 4096, 16384, 65536), "cuda": (1024, 4096, 16384, 65536, 131072)}
 YARDSTICK = "softmax 1024"
 
 SEEDS = {"inputs": attention_variants.SEED, "order": 1}
-READ_FLOPS = {"cpu": 1e12, "cuda": 1e15}  # at most, of reading the context, but for softmax attention itself
+READ_FLOPS = {"cpu": 1e12, "cuda": 1e15}  # at most, for reading the context; softmax attention itself has no limit
 HELD_BYTES = {"cpu": 2**30, "cuda": 2**32}  # at most, of a cache
 PIECE = 4096  # tokens
-GROWTH = 32  # a timing adds at most one token for so many of the context
+GROWTH = 32  # a timing adds at most one token for this many of the context
 CALL_SECONDS = {"cpu": 0.01, "cuda": 0.02}
 BUDGETS = {"cpu": Budget(30.0, 5, 25, warm_up=1), "cuda": Budget(15.0, 5, 31, warm_up=1)}
 RATES = {"cpu": {"float32": 4e10}, "cuda": {"bfloat16": 1e14}}  # FLOPs a second, about, of reading
@@ -55,7 +55,7 @@ CHECKED_LENGTH, CHECKED_STEPS = 320, 4  # more tokens than a window has; how man
 def case(
     family: str, *, device: str = "cpu", B: int = 1, H: int = 8, K: int = 64, dtype: str = "float32", N: int = 0
 ) -> Case:
-    """One configuration: B sequences in H heads of width K; contexts up to N, by default all of the device.
+    """One configuration: B sequences in H heads of width K; contexts up to N, by default all of the device's.
 
     Raises TypeError or ValueError for sizes below 1 and unknown names.
     """
@@ -85,7 +85,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
 
 
 def _readable(case: Case, name: str, N: int) -> bool:
-    """Whether a context can be read in reasonable time, and held."""
+    """Whether a context can be read in reasonable time and its cache fits into the limit of memory."""
     if name != "softmax":
         cost = _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize)
         if cost.forward > READ_FLOPS[case["device"]]:
@@ -108,7 +108,7 @@ def parts_of(arm: str) -> tuple[str, int]:
 
 
 def declared(case: Case, arm: str) -> DecodeCost:
-    """The closed form of a step: the token behind the context."""
+    """The closed form of a step: the token after the context."""
     name, N = parts_of(arm)
     shared = 1 if name == SHARED else None
     return decoded(
@@ -119,9 +119,9 @@ def declared(case: Case, arm: str) -> DecodeCost:
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every mechanism's cache against its definition, then time the arms in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an output
-    is off. An arm whose context cannot be read is recorded as a failure: one beyond a mechanism's horizon, or beyond
-    the device's memory; the yardstick's failure is the case's.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an output is off.
+    An arm whose context cannot be read, as it exceeds the mechanism's horizon or the device's memory, is recorded as a
+    failure; if the yardstick fails, so does the case.
     """
     arms: dict[str, Timing] = {}
     facts: dict[str, Any] = {}
@@ -150,9 +150,9 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 
 def _read(case: Case, name: str, N: int, more: int) -> tuple[Cache, list[dict[str, Any]]]:
-    """A cache that has read N tokens and has room for `more`, and these.
+    """A cache that has read N tokens and has room for `more`, and the operands of these further tokens.
 
-    What a recurrent mechanism makes of its tokens may be much larger than they are: it reads them in pieces.
+    The intermediate results of a recurrent mechanism may be much larger than its tokens: it reads them in pieces.
     """
     operands = draw(case, name, N + more)
     cache = new_cache(_mechanism(name).name, N + more)
@@ -178,7 +178,7 @@ def draw(case: Case, name: str, N: int) -> dict[str, Tensor]:
 
 
 def check(case: Case, name: str) -> None:
-    """Raise AssertionError unless a cache gives, of a short sequence read in pieces, what the definition does."""
+    """Raise AssertionError unless a cache that reads a short sequence in pieces gives what the definition does."""
     small = case | {"B": 1, "N": CHECKED_LENGTH}
     operands = draw(small, name, CHECKED_LENGTH)
     cache = new_cache(_mechanism(name).name, CHECKED_LENGTH)
@@ -194,7 +194,7 @@ def check(case: Case, name: str) -> None:
 
 
 def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, float]:
-    """Seconds of a step, the mean over some tokens one after the other, read by a copy of the cache."""
+    """Mean seconds of a step, over the first `calls` tokens, which a copy of the cache reads one after the other."""
     reader = cache.copy()
 
     def steps() -> None:
@@ -205,7 +205,7 @@ def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, f
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly: most of it to read the contexts."""
+    """Seconds that a case takes, roughly; reading the contexts takes most of them."""
     rate = RATES[case["device"]][case["dtype"]]
     flops = 0.0
     for arm in arms_of(case):
@@ -235,8 +235,8 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def slopes(records: Iterable[Record]) -> list[Row]:
-    """One row per record and mechanism with two contexts or more: the power of the context with which a step's time
-    grows, fitted in each repetition, (q1, median, q3); and with which the bytes do."""
+    """One row per record and mechanism with two contexts or more: the exponent with which a step's time grows with the
+    context, fitted in each repetition, (q1, median, q3); and the exponent of the bytes."""
     found = []
     for record in records:
         groups: dict[str, dict[int, str]] = {}

@@ -1,6 +1,7 @@
-"""Tokens a second that a whole language model decodes, by what its attention keeps of the context.
+"""Tokens a second that a whole language model decodes, depending on what its attention keeps of the context.
 
-Operations are started one by one, as PyTorch does by itself: few sequences on a fast device wait for that.
+Operations are launched one by one, as PyTorch does by default: with few sequences, a fast device waits for the
+launches.
 """
 
 from collections.abc import Sequence
@@ -34,16 +35,16 @@ ARMS: dict[str, dict[str, Any]] = {
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
 CONTEXT = 512
 CHECKED_LAYERS, CHECKED_LENGTH, CHECKED_STEPS = 2, 264, 4  # more tokens than a window has; the last ones one by one
-STEPS = 16  # at most, one after the other: what the context grows by while one timing lasts
+STEPS = 16  # at most, one after the other: the context grows by as many tokens during one timing
 CALL_SECONDS = {"cpu": 0.5, "cuda": 0.2}
 BUDGETS = {"cpu": Budget(40.0, 5, 15, warm_up=1), "cuda": Budget(12.0, 5, 31, warm_up=1)}
 RATES = {"cpu": 4e10, "cuda": 1e14}  # FLOPs a second, about, of reading
-STAGES = 200  # roundings: some 20 results that follow one another, of sums whose errors are some ten roundings
-AS_FAR = 4  # times as far from what is exact as another computation in the same precision
+STAGES = 200  # roundings: some 20 successive results, of sums whose errors are some ten roundings
+AS_FAR = 4  # an error may be this many times that of another computation in the same precision
 
 
 def case(B: int = 1, *, device: str = "cpu", dtype: str = "float32", N: int = CONTEXT) -> Case:
-    """One configuration: B sequences, behind N tokens each.
+    """One configuration: B sequences, decoded after N tokens each.
 
     Raises TypeError or ValueError for sizes below 1, unknown names, and a context that leaves no room.
     """
@@ -67,10 +68,9 @@ def cases(device: str) -> list[Case]:
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
-    """Measure one case: check that each model decodes what it computes of the whole, then time all in turn.
+    """Measure one case: check that each model decodes what it computes for the whole text, then time all in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if logits are
-    off.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if logits are off.
     """
     device = case["device"]
     generator = torch.Generator().manual_seed(SEEDS["inputs"])
@@ -102,10 +102,10 @@ def build(case: Case, arm: str, configuration: Configuration | None = None, **kw
 
 
 def check(case: Case, arm: str, tokens: Tensor) -> None:
-    """Raise AssertionError unless two blocks of an arm's model decode what their definition computes of the whole.
+    """Raise AssertionError unless two blocks of an arm's model decode what their definition computes for the whole.
 
-    That is compared in float32, behind more tokens than a window has; in the case's own precision as far from it as the
-    definition in that precision is, but for a factor.
+    They are compared in float32, after more tokens than a window has. In the case's own precision, the error may be
+    `AS_FAR` times that of the definition in that precision.
     """
     small = replace(CONFIGURATIONS[MODEL], L=CHECKED_LAYERS)
     few = tokens[:1, : min(CHECKED_LENGTH, tokens.shape[1])]
@@ -121,14 +121,14 @@ def check(case: Case, arm: str, tokens: Tensor) -> None:
 
 
 def _decoded(module: LanguageModel, tokens: Tensor) -> Tensor:
-    """The logits of tokens of which the last few are read one by one."""
+    """The logits of all tokens; the last few tokens are read one by one."""
     caches, N = module.new_caches(tokens.shape[1]), tokens.shape[1] - CHECKED_STEPS
     pieces = [tokens[:, :N], *tokens[:, N:].split(1, 1)]
     return torch.cat([module(piece, caches=caches) for piece in pieces], 1)
 
 
 def timed(module: LanguageModel, caches: Sequence[Cache], tokens: Tensor, calls: int) -> dict[str, float]:
-    """Seconds of a step, the mean over some tokens one after the other, read by copies of the caches."""
+    """Mean seconds of a step, over the first `calls` tokens, which copies of the caches read one after the other."""
     readers = [cache.copy() for cache in caches]
 
     def steps() -> None:
@@ -139,8 +139,8 @@ def timed(module: LanguageModel, caches: Sequence[Cache], tokens: Tensor, calls:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """One row per record and arm: `tokens_per_s` of all sequences and `speedup` over the standard model within
-    repetitions, (q1, median, q3) each; `held_bytes` of the caches and `weight_bytes`."""
+    """One row per record and arm: `tokens_per_s` of all sequences and `speedup` over the standard model (the ratio
+    within repetitions), (q1, median, q3) each; `held_bytes` of the caches and `weight_bytes`."""
     found = []
     for record in records:
         times = by_arm(record, "step")

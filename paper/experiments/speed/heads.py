@@ -1,6 +1,6 @@
-"""The training step of layers whose heads are stopped, or of several kinds, beside that of the standard layer.
+"""The training step of layers whose heads are stopped, or of several kinds, compared with that of the standard layer.
 
-Measured as in `training_step`: all arms of a case are interleaved, after each was held to its definition.
+Measured as in `training_step`: each arm is checked against its definition, then all arms of a case are interleaved.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
     "quarter": lambda H: {"learned": H // 4, "structured-stopped": H - H // 4},
     "one": lambda H: {"learned": 1, "positional": H - 1},
     "induction": lambda H: {"induction": 2, "positional": H - 2},
-    "positional": lambda H: {"positional": H},  # no retrieval: whatever makes that cheaper can save no more than this
+    "positional": lambda H: {"positional": H},  # no retrieval: the most that cheaper retrieval can save
 }
 ARMS = (STANDARD, "stopped", "structured", "quarter", "one")
 RETRIEVING = (STANDARD, "one", "induction", "positional")
@@ -81,8 +81,8 @@ def declared(case: Mapping[str, Any], arm: str) -> cost.Cost:
 
 
 def speedups(records: Iterable[Record]) -> list[Row]:
-    """One row per record and arm other than the standard, see `training_step.speedups`; and the `share` of its bound
-    that an arm reaches, of forward and backward."""
+    """One row per record and arm other than the standard, see `training_step.speedups`; `share` is the fraction of its
+    bound that an arm reaches, forward and backward."""
     found = training_step.speedups(records, declared)
     return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
 

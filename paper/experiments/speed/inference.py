@@ -1,8 +1,9 @@
 """A forward pass without gradients, frozen against learned: does freezing W_Q and W_K make inference faster?
 
-The two layers hold the same numbers and run the same kernels on them, so that a difference could only come from the way
-the machine treats memory. A second learned layer is the control: what two like layers seem to differ by is what the
-measurement cannot tell from nothing. Every arm is copied anew before it is timed, so that none keeps a lucky place.
+The two layers hold the same numbers and run the same kernels on them, so a difference could only come from the way the
+machine treats memory. A second learned layer is the control: the difference that two equal layers seem to have is what
+this measurement cannot tell from zero. Every arm is copied anew before it is timed, so that none keeps a lucky place in
+memory.
 """
 
 import copy
@@ -27,7 +28,7 @@ ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}
 CONFIDENCE = 0.99
 
-CALL_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # that one timing should take
+CALL_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # the length of one timing
 BUDGETS = {"cpu": Budget(40.0, 31, 301, warm_up=1), "cuda": Budget(4.0, 31, 301, warm_up=1)}
 
 
@@ -67,7 +68,7 @@ def _forward(module: nn.Module, x: Tensor, calls: int) -> dict[str, float]:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Quartiles:
-    """(low, median, high): a confidence interval of the median whatever the distribution, from order statistics.
+    """(low, median, high): a confidence interval of the median from order statistics, valid for any distribution.
 
     The median lies outside the k-th smallest and k-th largest of n values with probability 2 P(Bin(n, 1/2) < k).
     Raises ValueError for too few values.
@@ -81,7 +82,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def gains(records: Iterable[Record]) -> list[Row]:
-    """One row a record: by how many per cent the frozen arm and the control are faster than the learned one.
+    """One row per record: by how many per cent the frozen arm and the control are faster than the learned one.
 
     `frozen` and `control` are (low, median, high), the interval of the median over the ratios within repetitions.
     """

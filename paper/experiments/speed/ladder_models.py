@@ -1,7 +1,6 @@
 """The time of a training step of the ladder's models, all arms of a text in turn.
 
-An arm has its name where its layers have the short convolution, and 'without convolution' behind it where they have
-not.
+Arms whose layers lack the short convolution have 'without convolution' after their names; the others have it.
 """
 
 from functools import partial
@@ -21,7 +20,7 @@ SIZES = ("B", "N", "d", "H", "L")
 
 
 def case(name: str, *, device: str = "cpu", **sizes: int) -> Case:
-    """One text; `sizes` (B, N, d, H, L) are those of the ladder where they are not given.
+    """One text; `sizes` (B, N, d, H, L) are by default those of the ladder.
 
     Raises TypeError or ValueError for an unknown text or device, and for sizes that are not integers above 0.
     """
@@ -38,16 +37,16 @@ def cases(device: str) -> list[Case]:
 
 
 def arms(case: Case) -> dict[str, tuple[str, int]]:
-    """Name -> the arm and the width of its convolution, of those with as many heads as the case."""
+    """Name -> the arm and the width of its convolution, for the arms with as many heads as the case."""
     found = {arm: (arm, CONVOLUTION) for arm, heads in ARMS.items() if heads.num_heads == case["H"]}
     return found | {f"{arm} without convolution": (arm, 0) for arm in ladder.WITHOUT if arm in found}
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
-    """Measure one case: hold each arm to its definition, then train all of them in turn.
+    """Measure one case: check each arm against its definition, then train all of them in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an arm's
-    fast form does not compute what its definition does.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an arm's fast
+    form does not compute what its definition does.
     """
     calls = CALLS[case["device"]]
     task = text.language_modelling(case["text"], "the next byte", ladder.TEXTS[case["text"]](), case["N"])

@@ -1,7 +1,7 @@
 """The time of a training step of the language models of bytes, all arms in turn.
 
-Seconds of whole runs say little where several ran beside each other. Here one process has all arms of `bytes` at its
-sizes and trains each for some steps in every repetition, in an order drawn anew.
+The seconds of whole runs say little if several ran at once. Here one process holds all arms of `bytes` at their sizes
+and trains each for some steps in every repetition, in an order drawn anew.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ STEP_SECONDS = 0.03  # about
 
 
 def case(*, device: str = "cpu", **sizes: int) -> Case:
-    """One configuration; `sizes` (B, N, d, H, L) are those of `language.SIZES` where they are not given.
+    """One configuration; `sizes` (B, N, d, H, L) are by default those of `language.SIZES`.
 
     Raises TypeError or ValueError for an unknown device, and for sizes that are not integers above 0.
     """
@@ -45,10 +45,10 @@ def cases(device: str) -> list[Case]:
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
-    """Measure one case: hold each arm to its definition, then train all of them in turn.
+    """Measure one case: check each arm against its definition, then train all of them in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an arm's
-    fast form does not compute what its definition does.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an arm's fast
+    form does not compute what its definition does.
     """
     device = case["device"]
     title = "the next byte of the standard library"
@@ -59,7 +59,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 
 def _trainer(case: Case, name: str, task: Task) -> Trainer:
-    """The training of an arm, at its beginning."""
+    """The trainer of an arm, before its first step."""
     draws = fitting.generators(SEEDS)
     arm = arms(case["H"], case["N"])[name]
     model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
@@ -70,7 +70,7 @@ def _trainer(case: Case, name: str, task: Task) -> Trainer:
 
 
 def timed(trainer: Trainer, calls: int) -> dict[str, float]:
-    """Seconds of a step, the mean of so many in a row."""
+    """Mean seconds of a step, over `calls` steps in a row."""
     cuda = trainer.device.type == "cuda"
     return benchmark.mean_seconds(lambda: trainer.run(trainer.step + calls), calls, cuda=cuda)
 
@@ -87,10 +87,10 @@ def label(case: Case) -> str:
 
 
 def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str, list[float]]:
-    """The seconds of each arm's step over those of the baseline's, a number a repetition, in which all ran in turn.
+    """The seconds of each arm's step over those of the baseline's step, one ratio for each repetition.
 
-    With `steps`, those of so many steps of each arm over those of the baseline's steps; arms of which it says nothing
-    are left out.
+    With `steps`, which maps arms to numbers of steps, the seconds of these steps over those of the baseline's; arms
+    that are not in it are left out.
     """
     times, found = by_arm(record, "step"), {}
     for arm, seconds in times.items():
@@ -101,8 +101,8 @@ def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str
 
 
 def beside(device: str, records: Iterable[Record]) -> Record | None:
-    """The timings to set beside models that were trained on a device: its own, else those of another of its kind, as
-    the models make the same steps there; None where there are none."""
+    """The timings to compare with models that were trained on a device: its own, else those of another device of its
+    kind, where the models make the same steps; None if there are none."""
     alike = [record for record in records if device.startswith("cpu") == (record["configuration"]["device"] == "cpu")]
     return min(alike, key=lambda record: (record["device"] != device, record["device"]), default=None)
 

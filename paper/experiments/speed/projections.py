@@ -1,9 +1,9 @@
 """How long it takes to make queries and keys by dense frozen matrices, by structured ones, and by a merged one.
 
-Every arm is held to the matrices that it stands for first, in float64: q, k and the gradient of x. Then all run in
-turn, in an order drawn anew for each repetition: the projection alone, without a graph (`forward`), and with the
-gradient of x from those of q and k (`step`), several calls in a row. The heads are of width 64, but for the merged
-one, which is one of width d: dense matrices take as long for it as for several.
+First q, k and the gradient of x of every arm are checked in float64 against the matrices that it stands for. Then all
+run in turn, in an order drawn anew for each repetition, several calls in a row: the projection alone, without a graph
+(`forward`), and with the gradient of x from those of q and k (`step`). Heads have width 64. The merged arm has one head
+of width d; dense matrices take as long for one such head as for several.
 """
 
 import copy
@@ -45,7 +45,7 @@ STAGES = 16  # roundings in a row: four a round (two matrices, two products), an
 def case(d: int = 768, *, device: str = "cpu", B: int = 1, N: int = 2048, dtype: str = "float32") -> Case:
     """One configuration: x (B, N, d), heads of width 64.
 
-    Raises TypeError or ValueError for sizes below 1, unknown names, and a d that is no multiple of 64.
+    Raises TypeError or ValueError for sizes below 1, unknown names, and a d that is not a multiple of 64.
     """
     if positive_int("d", d) % HEAD_DIM:
         raise ValueError(f"d: expected a multiple of {HEAD_DIM}, the width of a head, got {d}")
@@ -67,7 +67,7 @@ def build(case: Case) -> dict[str, Projection]:
     generator = torch.Generator().manual_seed(SEEDS["weights"])
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     d, heads = case["d"], case["d"] // HEAD_DIM
-    # Gaussian: a product takes as long whatever the matrix, and an orthogonal one would have to be factored.
+    # Gaussian: any matrix takes the same time to multiply, and an orthogonal one would have to be factored.
     arms: dict[str, Projection] = {DENSE: FrozenProjection(d, heads, draw="gaussian", **kind)}
     arms |= {arm: StructuredProjection(d, heads, rounds=rounds, **kind) for arm, rounds in ROUNDS.items()}
     return {**arms, MERGED: MergedProjection(d, draw="gaussian", **kind)}
@@ -82,8 +82,8 @@ def draw(case: Case, N: int) -> tuple[Tensor, Tensor, Tensor]:
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every arm against its matrices, then time all in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if queries,
-    keys or a gradient are off.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if queries, keys or
+    a gradient are off.
     """
     device = case["device"]
     operands = draw(case, case["N"])
@@ -104,8 +104,8 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 
 def check(case: Case, arm: str, projection: Projection, exact: Projection) -> None:
-    """Raise AssertionError unless q, k and the gradient of x are those of the exact projection's matrices, in float64,
-    but for the rounding of sums over d numbers."""
+    """Raise AssertionError unless q, k and the gradient of x are those of the exact projection's matrices in float64,
+    up to the rounding of sums over d numbers."""
     x, dq, dk = draw({**case, "B": 1}, min(case["N"], CHECKED))
     bound = benchmark.rounding_error(STAGES, case["d"], x.dtype)
     w_q, w_k = (w.to(x.device) for w in (exact.weight_q, exact.weight_k))  # stored as in torch.nn.Linear
@@ -126,7 +126,7 @@ def _heads(projection: Projection, *rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _passes(projection: Projection, x: Tensor, dq: Tensor, dk: Tensor) -> dict[str, Callable[[], Any]]:
-    """What is timed, by phase."""
+    """The function that is timed in each phase."""
     leaf, upstream = x.detach().requires_grad_(), _heads(projection, dq, dk)
 
     def forward() -> None:
@@ -137,7 +137,7 @@ def _passes(projection: Projection, x: Tensor, dq: Tensor, dk: Tensor) -> dict[s
 
 
 def _timed(passes: dict[str, Callable[[], Any]], calls: dict[str, int], *, cuda: bool) -> dict[str, float]:
-    """Seconds of a call of each phase, the means over some calls in a row."""
+    """Mean seconds of a call of each phase, over some calls in a row."""
 
     found: dict[str, float] = {}
     for phase, call in passes.items():
@@ -147,15 +147,15 @@ def _timed(passes: dict[str, Callable[[], Any]], calls: dict[str, int], *, cuda:
 
 
 def flops(case: Case, arm: str) -> int:
-    """FLOPs of the matrix products that make q and k; the gradient of x takes as many."""
+    """FLOPs of the matrix products that make q and k; the gradient of x takes the same number again."""
     d = case["d"]
     numbers = {DENSE: 2 * d, MERGED: d}.get(arm) or ROUNDS[arm] * 2 * sum(factors(d, HEAD_DIM))
     return int(2 * case["B"] * case["N"] * d * numbers)
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """One row per record and arm but the dense one: how many times as fast it is, `forward` and `step`, (q1, median,
-    q3) of the ratios within repetitions, beside the ratio of `flops`, and the `factors` of a token's table."""
+    """One row per record and arm except the dense one: how many times as fast as dense it is, `forward` and `step`,
+    (q1, median, q3) of the ratios within repetitions; the ratio of `flops`; and the `factors` of a token's table."""
     found = []
     for record in records:
         case, times = record["configuration"], {phase: by_arm(record, phase) for phase in PHASES}
@@ -170,14 +170,14 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 
 def enough(d: int) -> str:
-    """The arm of the fewest rounds by which scores spread as those of random matrices: one where a head lies in a row
-    of the table, else two. Without a second one the last transform cancels, at least in part, between q and k."""
+    """The arm with the fewest rounds whose scores spread like those of random matrices: one round if a head lies in a
+    row of the table, else two, as with one the last transform cancels, at least in part, between q and k."""
     return "structured" if factors(d, HEAD_DIM)[1] % HEAD_DIM == 0 else "structured, 2 rounds"
 
 
 def crossover(records: Iterable[Record], *, phase: str = "step") -> dict[tuple[str, int], int | None]:
-    """(device, N) -> the least measured d from which on structured matrices, of as many rounds as are `enough`, are
-    faster than dense ones, by the median, at every measured d; None where they are slower at the greatest.
+    """(device, N) -> the smallest measured d from which on structured matrices with `enough` rounds are faster than
+    dense ones, by the median, at every measured d; None if they are slower at the largest.
 
     Raises ValueError for an unknown phase.
     """
@@ -217,7 +217,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     one_round = sum(max(3 * flops(case, arm) / RATES[case["device"]], 2 * CALL_SECONDS) for arm in ARMS)
     return 2 + BUDGETS[case["device"]].work(one_round, more=1)
 

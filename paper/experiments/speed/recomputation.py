@@ -1,4 +1,4 @@
-"""Time and memory of a row of blocks, forward and backward, whose activations are kept or computed again."""
+"""Time and memory of a stack of blocks, forward and backward, with activations kept or recomputed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,11 +18,11 @@ from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
 
 KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
-ALIKE = {SELECTIVE: MATERIALISED}  # what an arm must agree with, and is compared with; others with what is kept
+ALIKE = {SELECTIVE: MATERIALISED}  # the arm that an arm must agree with and is compared with; by default `KEPT`
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
 BUDGETS = {"cpu": Budget(60.0, 5, 15), "cuda": Budget(8.0, 7, 31)}  # without warm-up: every arm has run before
 RATES = {"cpu": 4e10, "cuda": 2e14}  # FLOPs a second, about
-ROUNDING = 64  # roundings in a row; the same products are made again, by kernels that may add in another order
+ROUNDING = 64  # successive roundings; the same products are made again, by kernels that may add in another order
 
 
 def case(*, device: str = "cpu", B: int = 1, N: int = 512, L: int = 6, dtype: str = "float32") -> Case:
@@ -45,18 +45,18 @@ def cases(device: str) -> list[Case]:
 
 
 def segments_of(case: Case) -> dict[str, int]:
-    """Arms that recompute whole blocks, and how many segments the blocks are cut into."""
+    """Arm -> number of segments that the blocks are cut into, for arms that recompute whole blocks."""
     L = case["L"]
     return {f"segments of {length}": L // length for length in (1, 2, 3, L) if L % length == 0}
 
 
 def arms_of(case: Case) -> tuple[str, ...]:
-    """What is compared: all kept, segments of blocks again, and of a materialised attention the weights alone."""
+    """The arms: all kept; segments of blocks recomputed; and materialised attention, kept or its weights recomputed."""
     return KEPT, *segments_of(case), MATERIALISED, SELECTIVE
 
 
 def declared(case: Case, arm: str) -> RecomputedCost | None:
-    """The closed form of an arm whose blocks are recomputed whole, or kept; None of others."""
+    """The closed form of an arm whose blocks are recomputed whole, or kept; None for other arms."""
     segments = {KEPT: 0, **segments_of(case)}.get(arm)
     if segments is None:
         return None
@@ -67,8 +67,8 @@ def declared(case: Case, arm: str) -> RecomputedCost | None:
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check each arm against the one that it must agree with, then time all in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if an output
-    or gradient is off.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an output or
+    gradient is off.
     """
     device = case["device"]
     x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
@@ -86,8 +86,8 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
             benchmark.assert_close(arm, got, want, bound)
         steps[arm] = partial(benchmark.timed, call, operands, upstream, 1)
     results.clear()
-    # Bytes of a step for the gradient of x alone: all activations are kept, or made again, and the weights' gradients,
-    # which no way to recompute makes smaller, do not hide them.
+    # Bytes of a step for the gradient of x alone: it needs all activations, kept or recomputed. The weights' gradients,
+    # which no recomputation makes smaller, would hide them.
     alone = {arm: partial(benchmark.timed, module, (x,), upstream, 1) for arm, module in modules.items()}
     facts = {arm: {"peak_bytes": benchmark.peak(device, step)[1]["peak_bytes"]} for arm, step in alone.items()}
     return benchmark.compare(steps, BUDGETS[device], SEEDS, seconds, facts=facts)
@@ -115,8 +115,9 @@ def _first(module: nn.Module, x: Tensor, *_: Tensor) -> Tensor:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """One row per record and arm: `time` and `bytes` over those of what it is compared with, the time within
-    repetitions as (q1, median, q3); `peak_bytes`; and, where the closed form knows, `flops`, a step's over the same."""
+    """One row per record and arm: `time` and `bytes` over those of the arm that it is compared with, the time within
+    repetitions as (q1, median, q3); `peak_bytes`; and, if there is a closed form, `flops` of a step over those of
+    `KEPT`."""
     found = []
     for record in records:
         case, times = record["configuration"], by_arm(record)
@@ -131,7 +132,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 
 def line(record: Record) -> str:
-    """One case in a line: each arm's time over that of what it is compared with."""
+    """One case in a line: each arm's time over that of the arm that it is compared with."""
     return ", ".join(f"{row['arm']} x{row['time'][1]:.3f}" for row in rows([record]) if row["arm"] != row["like"])
 
 

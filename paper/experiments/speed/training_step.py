@@ -1,7 +1,7 @@
 """The training step of the attention layer and of the whole block, measured for each way to make q and k.
 
-One case holds every variant at one size. Other experiments measure the same of other variants: `compare`, and what the
-records say, take these and their closed forms.
+One case holds every variant at one size. Other experiments measure the same for other variants: `compare` and the
+functions that read records take these variants and their closed forms.
 """
 
 import copy
@@ -29,14 +29,14 @@ TOKENS = 32768  # B N on CUDA: the same work for the projections at every N, and
 CHECKED_LENGTH = 256  # the reference form materialises N x N weights in float64
 BUDGETS = {"cpu": Budget(22.0, 7, 31, warm_up=1), "cuda": Budget(2.0, 10, 40, warm_up=3)}
 
-# Stored results that follow one another from x to the last gradient; each is rounded once to the working precision.
+# Successive stored results from x to the last gradient; each is rounded once to the working precision.
 _STAGES = {"layer": 12, "block": 28}
 
 Declared = Callable[[Mapping[str, Any], str], cost.Cost]
 
 
 def declared(case: Mapping[str, Any], variant: str) -> cost.Cost:
-    """The closed forms of one variant of a case, for its fast form."""
+    """The closed-form cost of the fast form of one variant of a case."""
     sizes = [case[name] for name in ("B", "N", "d", "H")]
     options = {
         "projection": variant,
@@ -123,9 +123,9 @@ def compare(
 ) -> dict[str, Any]:
     """Check every variant against its definition, then time them in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if a
-    variant's output or gradients are off, or if it does not train what its closed form says. A compiled twin that fails
-    or is off is recorded as a failure, not timed.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if a variant's
+    output or gradients are off, or if it does not have as many trained weights as its closed form says. A compiled twin
+    that fails or is off is recorded as a failure, not timed.
     """
     options = {"is_causal": case["causal"]}
     x, upstream = _inputs(case)
@@ -136,7 +136,7 @@ def compare(
         check(case, variant, module, declared)
         arms.append(trained(variant, module))
     if case["compiled"]:
-        torch.compiler.reset()  # its count of recompilations is per process, and a case must not meet an earlier one's
+        torch.compiler.reset()  # recompilations are counted per process, and those of earlier cases must not count
         for eager in arms[:]:
             try:
                 arms.append(_compiled(case, eager, x, upstream))
@@ -178,7 +178,7 @@ def check(case: Case, variant: str, module: nn.Module, declared: Declared = decl
 
 
 def tolerance(case: Case) -> float:
-    """The relative error that rounding alone may make in a case's step."""
+    """The relative error that rounding alone may cause in a case's step."""
     terms = max(4 * case["d"] if case["scope"] == "block" else case["d"], case["B"] * case["N"])
     return benchmark.rounding_error(_STAGES[case["scope"]], terms, benchmark.dtype(case))
 
@@ -199,7 +199,7 @@ def _compiled(case: Case, eager: Arm, x: Tensor, upstream: Tensor) -> Arm:
 
 
 def work(case: Case, variants: Sequence[str] = VARIANTS, declared: Declared = declared) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     device = case["device"]
     rate = {"cpu": 6e10, "cuda": 3e14 if case["dtype"] == "bfloat16" else 3e13}[device]
     steps = (1 + case["compiled"]) * (2 if device == "cuda" else 1)
@@ -226,10 +226,10 @@ def _counterpart(arm: str) -> tuple[str, str]:
 def speedups(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
     """One row per record and arm other than the standard: how many times as fast as the standard arm it is.
 
-    `speedup` (q1, median, q3) is of forward and backward, `speedup_with_optimiser` of the whole step; each is taken
-    over the ratios within the repetitions, in which the arms ran one after the other. `bound` is the ratio of the
-    matrix products' FLOPs of forward and backward. An eager arm is compared with the eager standard, a compiled one
-    with the compiled.
+    `speedup` (q1, median, q3) is that of forward and backward, `speedup_with_optimiser` that of the whole step; both
+    are quartiles of the ratios within repetitions, in which the arms ran one after the other. `bound` is the ratio of
+    the matrix products' FLOPs, forward and backward. An eager arm is compared with the eager standard, a compiled one
+    with the compiled standard.
     """
     rows = []
     for record in records:
@@ -251,8 +251,8 @@ def speedups(records: Iterable[Record], declared: Declared = declared) -> list[R
 def memory(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
     """One row per record and arm: the bytes measured, and `declared_saved_bytes` of the closed form.
 
-    Measured: `saved_bytes` on a CPU, counted from autograd's graph; `peak_bytes` and `activation_bytes` on CUDA. Each
-    has its ratio to the standard arm's beside it (`peak_bytes_ratio`).
+    Measured: `saved_bytes` on a CPU, counted from autograd's graph; `peak_bytes` and `activation_bytes` on CUDA. For
+    each the row also has the ratio to the standard arm's (`peak_bytes_ratio`).
     """
     rows = []
     for record in records:

@@ -18,13 +18,13 @@ from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
 from paper.experiments.speed.training_step import BUDGETS, SEEDS
 
 SDPA, EXCHANGED = ARMS = ("sdpa", "exchanged")
-STAGES = 12  # results of a call and its gradient that follow one another, each rounded once
+STAGES = 12  # successive results of a call and its gradient, each rounded once
 
 Operands = tuple[Tensor, ...]
 
 
 def case(N: int = 512, d: int = 768, **options: Any) -> Case:
-    """One configuration: N tokens, heads of width 64, and what `training_step.case` takes besides."""
+    """One configuration: N tokens, heads of width 64; `options` are the other arguments of `training_step.case`."""
     found = training_step.case("layer", N, d, **options)
     return {name: found[name] for name in ("device", "B", "N", "d", "H", "dtype", "causal")}
 
@@ -58,7 +58,7 @@ def draw(case: Case) -> tuple[Operands, Tensor]:
 
 
 def call(case: Case, arm: str, operands: Operands) -> tuple[Callable[..., Tensor], Operands]:
-    """What an arm calls, and the operands that it is given and differentiates by."""
+    """The function that an arm calls, and the operands that it is called with and differentiated by."""
     if arm == SDPA:
         own = tuple(x.detach().requires_grad_() for x in operands)
         return partial(scaled_dot_product_attention, is_causal=case["causal"]), own
@@ -68,8 +68,8 @@ def call(case: Case, arm: str, operands: Operands) -> tuple[Callable[..., Tensor
 
 
 def check(case: Case) -> None:
-    """Raise AssertionError unless both arms give the definition's output and gradient of v, on a short sequence, but
-    for the rounding of sums over keys."""
+    """Raise AssertionError unless, on a short sequence, both arms give the definition's output and gradient of v, up to
+    the rounding of sums over keys."""
     small = {**case, "B": 1, "N": min(case["N"], training_step.CHECKED_LENGTH)}
     operands, upstream = draw(small)
     bound = benchmark.rounding_error(STAGES, small["N"], upstream.dtype)
@@ -95,8 +95,8 @@ def declared(case: Case, arm: str) -> tuple[int, int]:
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """One row per record: how many times as fast as PyTorch's kernel the exchanged pass is, of the backward pass and of
-    `both`, (q1, median, q3), beside the ratios of FLOPs, `backward_bound` and `both_bound`."""
+    """One row per record: how many times as fast as PyTorch's kernel the exchanged pass is, in the `backward` pass and
+    in `both` passes, (q1, median, q3), and the ratios of FLOPs, `backward_bound` and `both_bound`."""
     found = []
     for record in records:
         row = row_of(record)
@@ -131,7 +131,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     rate = {"cpu": 5e10, "cuda": 2e14}[case["device"]]
     return 1 + BUDGETS[case["device"]].work(sum(sum(declared(case, arm)) for arm in ARMS) / rate)
 

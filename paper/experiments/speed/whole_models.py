@@ -1,7 +1,7 @@
 """The training step of published models at their sizes, learned, frozen and stopped q and k.
 
 As in `training_step`, all variants of a case run one after the other in an order drawn anew in each repetition. A
-square matrix product runs beside them: what it reaches is the rate that a model's step is compared with.
+square matrix product runs beside them; a model's step is compared with the rate that it reaches.
 """
 
 import statistics
@@ -33,8 +33,8 @@ BUDGETS = {"cpu": Budget(90.0, 5, 15, warm_up=1), "cuda": Budget(15.0, 11, 31, w
 RATES = {"cpu": 4e10, "cuda": 3e14}  # FLOPs a second, about
 BUILD_SECONDS = 20.0
 CHECKED_LAYERS = 2
-STAGES = 60  # results that follow one another through two blocks and back, each rounded once
-AS_FAR = 4  # times as far from what is exact as another computation in the same precision
+STAGES = 60  # successive results through two blocks and back, each rounded once
+AS_FAR = 4  # an error may be this many times that of another computation in the same precision
 
 
 def case(model: str, *, device: str = "cpu", B: int = 1, dtype: str = "float32") -> Case:
@@ -52,7 +52,7 @@ def case(model: str, *, device: str = "cpu", B: int = 1, dtype: str = "float32")
 
 
 def cases(device: str) -> list[Case]:
-    """All configurations for a device, the most informative first; on a CPU those whose variants fit beside another."""
+    """All configurations for a device, the most informative first; on a CPU those whose variants fit together."""
     if device == "cuda":
         return [case(model, device="cuda", B=B, dtype="bfloat16") for model, B in BATCHES.items()]
     return [case(model) for model in ("BERT-base", "ViT-Base")]
@@ -61,8 +61,8 @@ def cases(device: str) -> list[Case]:
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check each variant, two blocks deep, against its definition, then time all in turn.
 
-    `seconds` bounds the time of the repetitions, of which there are always a few. Raises AssertionError if a
-    variant's output or gradients are off, or its parameters are not as many as were published.
+    `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if a variant's
+    output or gradients are off, or if its number of parameters is not the published one.
     """
     device, known = case["device"], CONFIGURATIONS[case["model"]]
     for variant in VARIANTS:
@@ -79,7 +79,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
 
 
 def inputs(case: Case) -> Tensor:
-    """What the model reads, drawn on the CPU, so that every device has the same."""
+    """The model's input, drawn on the CPU, so that every device has the same."""
     generator = torch.Generator().manual_seed(SEEDS["inputs"])
     (x,) = CONFIGURATIONS[case["model"]].inputs(case["B"], generator=generator)
     return x.to(case["device"], benchmark.dtype(case) if x.is_floating_point() else x.dtype)
@@ -88,7 +88,7 @@ def inputs(case: Case) -> Tensor:
 def build(case: Case, variant: str, configuration: Configuration, **kwargs: Any) -> nn.Module:
     """The model, its weights drawn on the case's device in float32.
 
-    Raises AssertionError unless trained and frozen parameters together are as many as the configuration says.
+    Raises AssertionError unless the number of trained and frozen parameters together is the configuration's.
     """
     device = case["device"]
     generator = torch.Generator(device).manual_seed(SEEDS["weights"])
@@ -111,8 +111,8 @@ def check(case: Case, variant: str) -> None:
     """Raise AssertionError unless two blocks of the model compute what their definition does: the output and the
     gradient of each trained weight.
 
-    In float32 they are held to the definition in float64, or float32 on CUDA; in the case's own precision to be as far
-    from it as the definition in that precision is, but for a factor.
+    In float32 they are compared with the definition in float64 (float32 on CUDA). In the case's own precision, the
+    error may be `AS_FAR` times that of the definition in that precision.
     """
     single = {**case, "B": 1, "dtype": "float32"}
     configuration = replace(CONFIGURATIONS[case["model"]], L=CHECKED_LAYERS)
@@ -132,8 +132,8 @@ def check(case: Case, variant: str) -> None:
 
 
 def _results(module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """`benchmark.results` in the model's precision, but for the biases of keys: they add the same to all scores of a
-    query, and have a gradient of 0, of which rounding leaves something."""
+    """`benchmark.results` in the model's precision, without the biases of keys: they add the same to all scores of a
+    query, so their exact gradient is 0, and only rounding errors would be compared."""
     kind = next(module.parameters()).dtype
     found = benchmark.results(module, module, x.to(kind) if x.is_floating_point() else x, upstream.to(kind))
     return {name: tensor for name, tensor in found.items() if not name.endswith("bias_k")}
@@ -144,13 +144,13 @@ def _square(case: Case) -> Tensor:
 
 
 def _product(matrix: Tensor, calls: int) -> dict[str, float]:
-    """Seconds of one square product, the mean over some in a row."""
+    """Mean seconds of one square product, over `calls` in a row."""
     products = benchmark.repeated(partial(torch.mm, matrix, matrix), calls)
     return benchmark.mean_seconds(products, calls, cuda=matrix.is_cuda, quantity="product")
 
 
 def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by what like cases took."""
+    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
     device, known = case["device"], CONFIGURATIONS[case["model"]]
     steps = sum(known.cost(case["B"], projection=variant).step for variant in VARIANTS)
     one_round = (2 if device == "cuda" else 1) * steps / RATES[device]
@@ -173,10 +173,10 @@ def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and variant.
 
     `speedup` of forward and backward and `speedup_with_optimiser`, over the standard model within repetitions, and the
-    `seconds` of a whole step are (q1, median, q3); `bound` is the ratio of the matrix products' FLOPs. `rate` is that
-    of the step's products in FLOPs a second, the optimiser's time left aside, and `of_matmul` what share it is of that
-    of the square product timed beside. Bytes as measured, and as `declared_…` by the closed form: of activations, and
-    of all that a step holds.
+    `seconds` of a whole step are (q1, median, q3); `bound` is the ratio of the matrix products' FLOPs. `rate` is FLOPs
+    a second of the step's products, without the optimiser's time, and `of_matmul` its share of the rate of the square
+    product timed beside. Bytes are given as measured, and as the closed form says (`declared_…`): those of activations,
+    and those of all that a step holds.
     """
     found = []
     for record in records:
