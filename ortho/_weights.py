@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortho._checks import reads_values
 from ortho._typing import Bool, Float, Tensor
 
 
@@ -46,16 +47,27 @@ def spread_heads(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, 
     return x[..., None, :, :].expand(*x.shape[:-3], G, heads // G, n, width).contiguous().flatten(-4, -3)
 
 
-def tokens_there(mask: Any, length: int) -> Bool[Tensor, "b N"] | None:
-    """Which of the last `length` tokens the mask of a layer keeps, (B or 1, N); None if it keeps all.
+def tokens_there(
+    attn_mask: Any, padding: Tensor | None, length: int, *, cut: bool = False
+) -> Bool[Tensor, "b N"] | None:
+    """Which of the last `length` tokens a layer's masks keep, (B or 1, N); None if they keep all.
 
-    `mask` is what `_checks.layer_mask` returns. A mask of keys leaves out a token to which no head may attend. A mask
-    of pairs leaves out no token. Anything that is not a mask gives None; the attention refuses it.
+    `padding` is its `key_padding_mask`. An `attn_mask` of keys, with one row for all queries, leaves out a token to
+    which no head may attend; a mask of pairs leaves out no token. Anything that is not a mask gives None; the attention
+    refuses it.
+
+    Raises ValueError for a single token of a sequence that is `cut` if an `attn_mask` hides the token from itself, but
+    not from padding: such a row may be one of a mask of pairs, or a mask of keys.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not 0 < mask.dim() <= 4:
-        return None
-    mask = mask[(None,) * (4 - mask.dim())]  # (b, h, n, M)
+    there = None if padding is None else ~padding[:, padding.shape[1] - length :]
+    if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool or not 0 < attn_mask.dim() <= 4:
+        return there
+    mask = attn_mask[(None,) * (4 - attn_mask.dim())]  # (b, h, n, M)
     if mask.shape[2] != 1 or 1 < mask.shape[3] < length:
-        return None
-    there = mask[:, :, 0].any(1)  # (b, M)
-    return there.expand(-1, length) if there.shape[1] == 1 else there[:, there.shape[1] - length :]
+        return there
+    keys = mask[:, :, 0].any(1)  # (b, M)
+    keys = keys.expand(-1, length) if keys.shape[1] == 1 else keys[:, keys.shape[1] - length :]
+    if cut and length == 1 and reads_values(keys) and not (keys if there is None else keys | ~there).all():
+        wanted = "a mask that lets a single token attend to itself, or the token's absence by key_padding_mask"
+        raise ValueError(f"attn_mask: expected {wanted}, got shape {tuple(attn_mask.shape)} that hides it")
+    return keys if there is None else keys & there

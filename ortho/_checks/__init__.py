@@ -23,6 +23,7 @@ from ortho._checks.transforms import no_forward_derivative as no_forward_derivat
 from ortho._checks.transforms import once as once
 from ortho._checks.transforms import transformed as transformed
 from ortho._checks.transforms import uncompiled as uncompiled
+from ortho._checks.transforms import untransformed as untransformed
 from ortho._checks.values import FORMS as FORMS
 from ortho._checks.values import describe as describe
 from ortho._checks.values import expect as expect

@@ -245,8 +245,9 @@ def _container(name: str, part: Any) -> Kind | None:
     if origin is tuple or origin in _ABSTRACT:
         inner = tuple(_kinds(name, _parts(one), least=None) for one in get_args(part) if one is not ...)
         endless, wanted = ... in get_args(part), _ABSTRACT.get(origin, "a tuple")
-        if inner and inner[0] and origin is not Mapping:
-            wanted += f" (of {_wanted(inner[0])} each)"
+        if inner and all(inner):
+            each = " to ".join(map(_wanted, inner if origin is Mapping else inner[:1]))
+            wanted += f" (of {each} each)"
         return Kind(wanted, _of(origin), lambda x: _elements(x, origin, inner, endless))
     title = {torch.nn.Module: "nn.Module", Tensor: "tensor"}.get(origin, origin.__name__)
     article = "" if title.endswith("s") and not title.endswith("ss") else "an " if title[0] in "AEIOUn" else "a "

@@ -215,7 +215,9 @@ def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int, is_causal: bool)
 
 
 def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`value` if this part of an `initial_state` has that shape and dtype, else ValueError."""
+    """`value` if this part of an `initial_state` is a tensor of that shape and dtype, else TypeError or ValueError."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"initial_state: expected a tensor as its {name}, got {_checks.describe(value)}")
     if value.shape != shape or value.dtype != dtype:
         wanted = f"{name} {dtype} of shape {tuple(shape)}"
         raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")

@@ -49,18 +49,24 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def untransformed(*operands: Any) -> None:
+    """RuntimeError under a transform, for numbers with a forward derivative, and where `torch.export` is to keep the
+    gradient or leave a size open: fused kernels, and functions with a backward pass of their own, serve none of these.
+    """
+    if torch.compiler.is_exporting():
+        _exportable([x for x in operands if isinstance(x, Tensor)])
+    if transformed() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(REFUSAL)
+    no_forward_derivative(*operands)
+
+
 class Kernel(Function):
     """A function with a hand-written backward pass, for first derivatives only: no transform can differentiate it."""
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """RuntimeError under a transform, for numbers with a forward derivative, and where `torch.export` is to keep
-        the gradient or leave a size open."""
-        if torch.compiler.is_exporting():
-            _exportable([x for x in args if isinstance(x, Tensor)])
-        if transformed() and torch._C._are_functorch_transforms_active():
-            raise RuntimeError(REFUSAL)
-        no_forward_derivative(*args)
+        """RuntimeError where `untransformed` raises one."""
+        untransformed(*args)
         return super().apply(*args, **kwargs)
 
 

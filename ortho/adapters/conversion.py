@@ -72,11 +72,24 @@ def freeze_qk(
     something else; for an unknown draw; and if frozen heads of the layer that are not chosen have another
     `stop_gradient`. The model is then unchanged.
     """
-    found = attention_layers(model, strict=strict, layout=layout)
     if draw is not None:
         one_of("draw", draw, DRAWS)
+    found = attention_layers(model, strict=strict, layout=layout)
+    chosen = by_layer("heads", heads, layers, found)
+    return _written(model, _freezing(model, found, chosen, draw, stop_gradient, generator))
+
+
+def _freezing(
+    model: nn.Module,
+    found: Sequence[AttentionLayer],
+    heads: Mapping[int, Sequence[int] | None],
+    draw: str | None,
+    stop_gradient: bool,
+    generator: torch.Generator | None,
+) -> list[tuple[AttentionLayer, Matrices]]:
+    """What `freeze_qk` writes into which of these layers, whose chosen heads are given by index, None for all."""
     plans = []
-    for index, chosen in by_layer("heads", heads, layers, found).items():
+    for index, chosen in heads.items():
         layer = found[index]
         _served(layer, stop_gradient)
         asking = layer.asking()
@@ -87,7 +100,7 @@ def freeze_qk(
         if any(new[name] is not old[name] for name in old):
             plans.append((layer, new))
     owned(model, [layer for layer, _ in plans])
-    return _written(model, plans)
+    return plans
 
 
 def unfreeze_qk(model: ModelT) -> ModelT:
@@ -178,10 +191,30 @@ def set_heads(
     window; for unknown kinds, or too few or many; and for a kind with queries for a head that has lost its own. The
     model is then unchanged.
     """
-    found = attention_layers(model, strict=strict, layout=layout)
+    of_torch, by_names = _kinds_of_layers(model, attention_layers(model, strict=strict, layout=layout), kinds, layers)
+    if by_names:
+        huggingface.register()
+    for of_pytorch, own, matrices in of_torch:
+        AdaptedAttention.adapt(of_pytorch.module, matrices, own)
+    for layer, own in by_names:
+        huggingface.set_kinds(layer.module, own)
+        layer.remember()
+    _nesting(model)
+    _mark(model)
+    return model
+
+
+def _kinds_of_layers(
+    model: nn.Module,
+    found: Sequence[AttentionLayer],
+    kinds: Sequence[Kind] | Mapping[int, Sequence[Kind]],
+    layers: Sequence[int] | None,
+) -> tuple[list[tuple[OfTorch, Any, Any]], list[tuple[ByNames, Any]]]:
+    """What `set_heads` sets: layers of PyTorch with their kinds and matrices, layers by names with their kinds."""
     of_layers = by_layer("kinds", kinds, layers, found)
     wanted = {index: kinds_of("kinds", value, found[index].num_heads) for index, value in of_layers.items()}
-    of_torch, by_names = [], []
+    of_torch: list[tuple[OfTorch, Any, Any]] = []
+    by_names: list[tuple[ByNames, Any]] = []
     decoders = [module for module in model.modules() if isinstance(module, nn.TransformerDecoderLayer)]
     for index, own in wanted.items():
         layer = found[index]
@@ -199,16 +232,7 @@ def set_heads(
         else:
             raise ValueError(f"model: expected layers of torch or of Hugging Face, got ortho's at {layer.name}")
     owned(model, [layer for layer, *_ in of_torch])
-    if by_names:
-        huggingface.register()
-    for layer, own, matrices in of_torch:
-        AdaptedAttention.adapt(layer.module, matrices, own)
-    for layer, own in by_names:
-        huggingface.set_kinds(layer.module, own)
-        layer.remember()
-    _nesting(model)
-    _mark(model)
-    return model
+    return of_torch, by_names
 
 
 def standard_heads(model: ModelT) -> ModelT:
@@ -352,21 +376,23 @@ def restore(
                 f"record: expected one, or {MARK} in the configuration of {type(model).__name__}, got none"
             )
         attention, record = mark["attention"], mark["layers"]
-    places = dict(
-        zip(_resolved(list(record), attention_layers(model, strict=False, layout=layout)), record, strict=True)
-    )
+    found = attention_layers(model, strict=False, layout=layout)
+    places = dict(zip(_resolved(list(record), found), record, strict=True))
     kinds = {i: from_description(record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
-    if attention is not None:
-        for part in huggingface.configured(model):
-            if part.config._attn_implementation == huggingface.NAME:
-                part.set_attn_implementation(attention)
-    given: dict[str, Any] = {"layout": layout, "strict": False}
+    plans = []
     for stops in (False, True):
         heads = {i: record[name]["frozen"] for i, name in places.items() if record[name]["stop_gradient"] == stops}
         heads = {i: own for i, own in heads.items() if own}
         if heads:
-            freeze_qk(model, heads=heads, draw=None, stop_gradient=stops, **given)
-    return set_heads(model, kinds, **given) if kinds else model
+            plans += _freezing(model, found, by_layer("heads", heads, None, found), None, stops, None)
+    if kinds:
+        _kinds_of_layers(model, found, kinds, None)  # refuses kinds that do not fit before anything is changed
+    if attention is not None:
+        for part in huggingface.configured(model):
+            if part.config._attn_implementation == huggingface.NAME:
+                part.set_attn_implementation(attention)
+    _written(model, plans)
+    return set_heads(model, kinds, layout=layout, strict=False) if kinds else model
 
 
 def from_pretrained(cls: Any, *args: Any, layout: Layout | Sequence[Layout] = (), **kwargs: Any) -> Any:

@@ -73,7 +73,7 @@ class ShiftedKeysValues(nn.Module):
         if initial_state is not None:
             last_k, last_v, *own = _checks.state(initial_state, "key", "value", *self._names(initial_state))
             state = tuple(own)
-        there = tokens_there(attn_mask, k.shape[-2])
+        there = tokens_there(attn_mask, None, k.shape[-2], cut=return_state or initial_state is not None)
         if there is not None:
             k, v = (x * there[:, None, :, None] for x in (k, v))
         keys, values = _mixed("key", k, self.keys, last_k), _mixed("value", v, self.values, last_v)

@@ -19,7 +19,7 @@ from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
-from ortho.layers.hybrid import HEADS
+from ortho.layers.hybrid import HEADS, split
 from ortho.layers.induction import SINK, STRUCTURED, default_key_dim
 from ortho.layers.positional import shared_out
 from ortho.layers.synthesizer import SOURCES, Call
@@ -289,10 +289,11 @@ def convolved_layer(
     reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
     before = quotient(reached * (reached - 1), 2)  # taps that would read before the first token
     sums = B * d * (reached * N - before)
+    wide = max(itemsize, 4)  # of the numbers that it computes with, and keeps; taps in half precision are copied
     return bare + Cost(
         elementwise_forward=sums,
         elementwise_backward=3 * sums,  # into x; for the taps a product and a sum
-        saved_bytes=itemsize * B * N * d,
+        saved_bytes=wide * B * N * d + (wide * width * d if wide > itemsize else 0),
         state_bytes=itemsize * B * (width - 1) * d,
         trained=width * d,
     )
@@ -469,7 +470,7 @@ def hybrid(
     Raises TypeError or ValueError as the layer does.
     """
     K = head_width(d, H)
-    expect(sum(heads.values()) == H, "heads", f"numbers that are together H = {H}", sum(heads.values()))
+    split(heads, H)  # refuses what the layer refuses
     options: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     groups = [COSTS[one_of("heads", kind, HEADS)](B, N, d, count, **options) for kind, count in heads.items() if count]
     sums = (len(groups) - 1) * B * N * d

@@ -90,13 +90,16 @@ class HybridAttention(nn.Module):
         if x.dim() != 3:
             raise ValueError(f"x: expected shape (B, N, {self.d_model}), got {tuple(x.shape)}")
         keys = None if initial_state is not None else x.shape[1]
-        masks = self._masks(_checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys))
+        _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        # Each group reads both masks itself: only padding says which tokens are absent, beside a mask of pairs.
+        kwargs: dict[str, Any] = {"is_causal": is_causal}
+        kwargs |= {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}
         outputs, states = [], []
-        for group, mask, part in zip(self.groups, masks, parts, strict=True):
+        for group, mask, part in zip(self.groups, self._masks(attn_mask), parts, strict=True):
             if cache is not None:
-                outputs.append(group(x, attn_mask=mask, is_causal=is_causal, cache=part))
+                outputs.append(group(x, attn_mask=mask, cache=part, **kwargs))
                 continue
-            y = group(x, attn_mask=mask, is_causal=is_causal, initial_state=part, return_state=return_state)
+            y = group(x, attn_mask=mask, initial_state=part, return_state=return_state, **kwargs)
             outputs.append(y[0] if return_state else y)
             states += [y[1]] if return_state else []
         y = sum(outputs[1:], start=outputs[0])

@@ -94,6 +94,7 @@ class InductionProjection(Projection):
 
     weight: Tensor
     stop_gradient = True
+    own_tokens = False
     bias_q = bias_k = None
 
     @checked
@@ -129,7 +130,7 @@ class InductionProjection(Projection):
         rows = [min(some, self.q_width - first) for first in range(0, self.q_width, some)]
         return torch.cat([make(n, d, generator=generator, **kind) * sqrt(max(n, d) / d) for n in rows])
 
-    @checked(shapes=False)
+    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
@@ -147,7 +148,7 @@ class InductionProjection(Projection):
         """q and k of further tokens, and what later tokens need: the next key (B, H, 1, K), and the last n - 1
         normalised tokens (B, n - 1, d). Tokens that are not `there` (True = there) count as zeros."""
         n, (B, N, d) = self.tokens, x.shape
-        x = self._normalised(x)
+        x = self._normalised(x.detach())  # without gradients in forward mode, too
         if there is not None:
             x = x * there[..., None]
         earlier = x.new_zeros(B, n - 1, d) if before is None else carried("tokens", before[1], (B, n - 1, d), x.dtype)
@@ -161,9 +162,15 @@ class InductionProjection(Projection):
         return u, k, (u[:, :, -1:].clone(), line[:, N:].clone())
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """Each token scaled to the length sqrt(d c / n), computed in float32 at least."""
+        """Each token scaled to the length sqrt(d c / n), computed in float32 at least.
+
+        A token whose mean square is near the dtype's smallest number becomes shorter. ValueError, on the CPU, if a mean
+        square exceeds the dtype's range.
+        """
         wide = upcast(x)
-        mean_square = wide.square().mean(-1, keepdim=True) + torch.finfo(wide.dtype).tiny  # no division by 0
+        mean_square = wide.square().mean(-1, keepdim=True)
+        _checks.within("x", "mean squares of tokens", mean_square, 0, torch.finfo(wide.dtype).max)
+        mean_square = mean_square + torch.finfo(wide.dtype).tiny  # no division by 0
         return (wide * (mean_square.rsqrt() * sqrt(self.sharpness / self.tokens))).to(x.dtype)
 
     def _projected(self, x: Float[Tensor, "B N d"], j: int) -> Float[Tensor, "B H N K"]:
@@ -197,8 +204,8 @@ class InductionHeads(nn.Module):
     (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is at least V and by default V; with a sink and a
     dense draw its default is max(V, min(d, 64)). The reference form materialises the weights.
 
-    A state is the next token's key, the last `tokens` - 1 tokens, keys and values. A token that a mask of keys leaves
-    out is not used as a predecessor; a mask of pairs leaves out no token.
+    A state is the next token's key, the last `tokens` - 1 tokens, keys and values. Padding, and a token that a mask of
+    keys leaves out, are not used as predecessors; a mask of pairs leaves out no token.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, on heads that copy what follows a match.
 
@@ -231,6 +238,9 @@ class InductionHeads(nn.Module):
         wanted = f"at least the values' width {self.head_dim}"
         _checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
         _checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)
+        if draw == STRUCTURED and key_dim is not None:
+            room = f"at most d_model / num_heads = {d_model // num_heads} for structured heads"
+            _checks.expect(key_dim * num_heads <= d_model, "key_dim", room, key_dim)
         self.projection = InductionProjection(d_model, num_heads, head_dim=self.key_dim, **own, **kind)
         self.form, self.sink = form, sink
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
@@ -255,11 +265,12 @@ class InductionHeads(nn.Module):
             return self._decoded(x, cache, is_causal, attn_mask, key_padding_mask, initial_state, return_state)
         keys = None if initial_state is not None else x.shape[1]
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
-        v, there = self._values(x), tokens_there(mask, x.shape[1])
+        v, cut = self._values(x), return_state or initial_state is not None
+        there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
         call: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "sink": self._sink_score}
         if self.form == "fast" and initial_state is None and not return_state:
             seen = x if there is None else x.detach() * there[..., None]
-            return self._merge(recomputed_attention(seen, v, self._constants, **call))
+            return self._merge(recomputed_attention(seen, v, self.projection, **call))
         before, past = self._before(initial_state)
         q, k, after = self.projection.step(x, there, before)
         attend = value_gradient_attention if self.form == "fast" else value_gradient_attention_reference
@@ -270,11 +281,6 @@ class InductionHeads(nn.Module):
     def new_cache(self, capacity: int | None = None) -> "InductionCache":
         """An empty cache for decoding with this layer, with room for `capacity` tokens: keys, values, the next key."""
         return InductionCache(self, capacity)
-
-    def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys of a sequence that begins here."""
-        q, k = self.projection(x)
-        return q, k
 
     @property
     def _sink_score(self) -> float | None:

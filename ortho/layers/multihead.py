@@ -69,6 +69,9 @@ class MultiheadAttention(nn.Module):
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         sizes = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
         self.projection = _projection(projection, d_model, num_heads, **sizes, **kind)
+        if not getattr(self.projection, "own_tokens", True):
+            wanted = "one that makes a token's query and key from that token alone"
+            raise ValueError(f"projection: expected {wanted}, got {type(self.projection).__name__}")
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
         self.attention, makers = _attention(attention, form, gates or {})
@@ -138,6 +141,9 @@ class MultiheadAttention(nn.Module):
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         q, k, v, gates = self._operands(x, context)
         k, v = spread_heads(k, self.num_heads), spread_heads(v, self.num_heads)
+        if key_padding_mask is not None and not isinstance(self.attention, str):  # which may hand tokens on
+            absent = key_padding_mask[:, None, key_padding_mask.shape[1] - k.shape[2] :, None]
+            k, v = k.masked_fill(absent, 0), v.masked_fill(absent, 0)
         own: dict[str, Any] = {"is_causal": is_causal, "attn_mask": mask, **gates}
         if self._takes_same_tokens:
             own["same_tokens"] = context is None

@@ -103,13 +103,12 @@ class PositionalHeads(nn.Module):
     @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer; it holds the sums that the patterns need."""
+        return StateCache(self, self._called, capacity)
 
-        def attend(*qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
-            """This layer's attention with a mechanism's signature, as caches call it."""
-            assert scale is None
-            return self._attend(qkv[2], **kwargs)
-
-        return StateCache(self, attend, capacity)
+    def _called(self, *qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
+        """This layer's attention with a mechanism's signature, as caches call it."""
+        assert scale is None
+        return self._attend(qkv[2], **kwargs)
 
     def _attend(self, v: Tensor, **kwargs: Any) -> Any:
         attend = positional_attention if self.form == "fast" else positional_attention_reference

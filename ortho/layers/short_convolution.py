@@ -80,8 +80,9 @@ class ConvolvedAttention(nn.Module):
 
     `of` is the class of the layer, made with `kwargs`: `LanguageModel(..., layer=ConvolvedAttention,
     of=HybridAttention, heads=...)`. `taps` (width, d) are trained and start at 0. The convolution never looks ahead,
-    even in calls that are not causal. A token that a mask of keys leaves out counts as zeros, so it adds nothing to
-    others; it keeps its place, so tokens before a gap do not move up. A mask of pairs leaves out no token.
+    even in calls that are not causal. Padding, and a token that a mask of keys leaves out, count as zeros, so they add
+    nothing to others; they keep their places, so tokens before a gap do not move up. A mask of pairs leaves out no
+    token.
 
     Raises TypeError or ValueError for sizes below 1.
     """
@@ -120,13 +121,14 @@ class ConvolvedAttention(nn.Module):
         """x (B, N, d) -> (B, N, d); takes the layer's arguments. A state is the last width - 1 tokens and its state."""
         _checks.sequence("x", x, self.taps)
         keys = None if initial_state is not None else x.shape[1]
-        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
         if cache is not None:
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             kwargs["cache"], tail = cache.parts[0], cache.tail
-        there = tokens_there(mask, x.shape[1])
+        cut = return_state or initial_state is not None
+        there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
         x = x if there is None else x * there[..., None]
         if initial_state is not None:
             kwargs["initial_state"] = state

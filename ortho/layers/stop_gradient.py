@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from torch.nn.functional import linear
 
 from ortho import _checks
@@ -62,9 +63,8 @@ class StoppedAttention(MultiheadAttention):
         _checks.sequence("x", x, self.weight_v)
         mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
-        return self._merge(recomputed_attention(x, v, self._constants, attn_mask=mask, is_causal=is_causal))
+        return self._merge(recomputed_attention(x, v, self._constants(), attn_mask=mask, is_causal=is_causal))
 
-    def _constants(self, x: Float[Tensor, "B N d"]) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
-        """Queries and keys, with a head of keys for each head of queries."""
-        q, k = self.projection(x)
-        return q, spread_heads(k, self.num_heads)
+    def _constants(self) -> nn.Module:
+        """What makes q (B, H, N, K) and k (B, G, N, K) of x."""
+        return self.projection

@@ -21,6 +21,7 @@ class Projection(nn.Module):
     Raises TypeError or ValueError, naming the argument, for sizes below 1 and for heads that do not divide.
     """
 
+    own_tokens = True  # whether a token's query and key are made from it alone
     weight_q: Tensor
     weight_k: Tensor
     bias_q: Tensor | None

@@ -15,6 +15,7 @@ If a head spans several rows of the table, the transform of the columns cancels 
 """
 
 from math import isqrt, pi, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,6 +110,13 @@ class StructuredProjection(Detached):
             drawn = torch.randint(2, (rounds, 2, d_model), generator=generator, device=device)
             self.register_buffer(f"signs_{name}", (2 * drawn - 1).to(dtype))
             self.register_buffer(f"bias_{name}", drawn.new_zeros(width, dtype=dtype) if bias else None)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Also make the transforms, which are not stored: in a module that was on `meta` they hold anything."""
+        super()._load_from_state_dict(*args, **kwargs)
+        for name, size in zip("ab", factors(self.d_model, self.head_dim), strict=True):
+            made = transform(size, dtype=self.signs_q.dtype, device=self.signs_q.device)
+            setattr(self, f"transform_{name}", made)
 
     @checked(values=False)
     def forward(

@@ -1,4 +1,4 @@
-"""Annotations are checked at run time while the tests run, shapes among them: the check can fail, and be left out."""
+"""While the tests run, annotations are checked at run time, shapes included; the check can fail and can be left out."""
 
 import annotation_checks
 import jaxtyping
@@ -8,7 +8,7 @@ import torch
 from ortho.attention.chunking import chunks
 from ortho.attention.selected.routing import _products, normalised
 
-VECTOR = torch.ones(2)  # where a sequence of them is expected
+VECTOR = torch.ones(2)  # where a sequence of vectors is expected
 
 
 def test_a_false_shape_is_an_error():
@@ -23,7 +23,7 @@ def test_a_false_type_is_an_error():
 
 
 def test_sizes_of_one_name_are_equal():
-    """In one call, not from call to call."""
+    """Within one call; another call may have other sizes."""
     wider = torch.ones(4, 5)
     _products(wider, wider)
     with pytest.raises(jaxtyping.TypeCheckError, match="_products"):

@@ -1,4 +1,4 @@
-"""The article: its numbers and figures are those of the executed pages, and it can be typeset."""
+"""The article takes its numbers and figures from the executed pages, and it can be typeset."""
 
 import re
 

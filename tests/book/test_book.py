@@ -1,4 +1,4 @@
-"""The book holds what the folders hold, and the automated checks call what the README promises."""
+"""The book contains what the folders contain, and the automated checks run what the README promises."""
 
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_the_check_of_a_change_begins_with_the_test_command_of_the_readme():
 
 
 def test_the_workflow_builds_the_pages_once_for_every_change():
-    """`make pdf` builds them as well."""
+    """For a tagged version only `make pdf` runs, which builds the pages as well."""
     steps = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["build"]["steps"]
     when = {target: step["if"] for step in steps for target in re.findall(r"make (\w+)", step.get("run", ""))}
     tagged = "startsWith(github.ref, 'refs/tags/v')"

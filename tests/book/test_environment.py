@@ -40,7 +40,7 @@ def test_each_requirement_is_pinned_within_its_range(requirement):
 
 
 def test_constraints_cover_all_that_is_installed_with_the_extras():
-    """The closure over the installed packages' own requirements, so that nothing floats."""
+    """Follow the installed packages' own requirements to the end, so that no version floats."""
     pinned, waiting, seen = pins(), [(canonicalize_name(r.name), frozenset(r.extras)) for r in REQUIREMENTS], set()
     while waiting:
         name, extras = waiting.pop()
@@ -119,6 +119,6 @@ def test_one_description():
 
 
 def test_the_package_says_that_it_is_typed():
-    """To type checkers, from the source tree and where it is installed (PEP 561)."""
+    """Type checkers find `py.typed` (PEP 561) both in the source tree and in an installed package."""
     assert importlib.resources.files("ortho").joinpath("py.typed").is_file()
     assert PYPROJECT["tool"]["setuptools"]["package-data"]["ortho"] == ["py.typed"]

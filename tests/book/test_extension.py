@@ -1,4 +1,4 @@
-"""The pages' own Sphinx extension: numbers, per cent signs and buttons, and a build that loads what the pages need."""
+"""The pages' own Sphinx extension: numbers, per cent signs, buttons, and a build that loads what the pages need."""
 
 import os
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def test_per_cent_signs_stay_with_their_numbers_and_code_is_as_it_was():
     ],
 )
 def test_buttons_lead_to_the_repository_that_is_cited(tmp_path, monkeypatch, cited, buttons):
-    """None without one, and to Colab for an address that it knows."""
+    """No buttons without a repository; one for Colab only if it is on GitHub."""
     monkeypatch.setattr(extension, "CITED", tmp_path / "CITATION.cff")
     extension.CITED.write_text(yaml.safe_dump(cited))
     default = {"repository_url": "https://github.com/the/default"}
@@ -90,6 +90,6 @@ def test_citations_need_no_look_at_the_installed_packages(app, monkeypatch):
 
 
 def test_extensions_of_our_own_are_loaded():
-    """The list takes the place of all that Jupyter Book loads by itself."""
+    """The list replaces everything that Jupyter Book loads by itself."""
     sphinx = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["sphinx"]
     assert set(sphinx["local_extensions"]) <= set(sphinx["config"]["extensions"])

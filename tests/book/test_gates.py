@@ -1,4 +1,4 @@
-"""The gates can close: what must not be published is refused, for each reason, and a failed run changes nothing."""
+"""The gates can close: what must not be published is refused, for every reason, and a failed run changes nothing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def printed(text, name="stdout"):
 
 
 def notebook(*sources, tags=()):
-    """A notebook as `execute` would leave it, its cells having printed nothing."""
+    """A notebook as `execute` would leave it, with cells that printed nothing."""
     cells = [v4.new_code_cell(source, id=f"cell-{i}", execution_count=i + 1) for i, source in enumerate(sources)]
     nb = v4.new_notebook(cells=cells)
     notebooks.normalise(nb)
@@ -66,7 +66,7 @@ def test_it_is_run_on_request_only(pytestconfig):
 
 
 def cell(number, **changed):
-    """Changes a cell of a notebook."""
+    """A function that changes one cell of a notebook."""
     return lambda nb: nb.cells[number].update(changed)
 
 
@@ -277,7 +277,7 @@ def test_a_failure_stops_no_other_and_timings_are_taken_alone(tmp_path, monkeypa
 
 
 def kept_times(root, monkeypatch, *, changed):
-    """Executes a chapter of a made-up book in 1.26 s; returns what was executed, and the times that the book has."""
+    """Execute a chapter of a made-up book in 1.26 s; return what was executed, and the book's stored times."""
     executed = []
 
     def execute(path, fresh):
@@ -320,7 +320,7 @@ def test_every_chapter_and_guide_has_a_time_and_the_pages_that_show_times_exist(
 
 @pytest.fixture
 def two_checkouts(tmp_path):
-    """A chapter in each of two checkouts, which says whose package it has imported."""
+    """Two checkouts with a chapter each; a chapter prints which checkout's package it has imported."""
     chapters = []
     for name in ("mine", "theirs"):
         package = tmp_path / name / "ortho" / "__init__.py"
@@ -351,7 +351,7 @@ NAMELESS = "import pwd\ndef nobody(uid):\n    raise KeyError(uid)\npwd.getpwuid 
 
 
 def test_a_user_without_a_home_folder_can_execute(tmp_path):
-    """As in a container that runs under a number which has no name there."""
+    """As in a container that runs under a user id without a name."""
     (tmp_path / "sitecustomize.py").write_text(NAMELESS)
     path = save(notebook("from pathlib import Path\nprint(Path.home().name[:5])"), tmp_path / "chapter.ipynb")
     environment = {name: value for name, value in os.environ.items() if name != "HOME"}
@@ -468,6 +468,6 @@ def test_icons_that_no_page_shows_are_left_out(tmp_path):
     (tmp_path / "theme.css").write_text(
         rule + '.fa-sunset:before{content:"\\f186"}.fa-star:before{content:"*"}' + other
     )
-    for _ in range(2):  # pages may be built over those of before
+    for _ in range(2):  # pages may be built over those of an earlier build
         assert pages.main(tmp_path) == 0
         assert (tmp_path / "theme.css").read_text() == rule + other

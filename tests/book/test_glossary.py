@@ -1,4 +1,4 @@
-"""The glossary: terms in order, none twice, each with one sentence."""
+"""The glossary: terms are in order, none occurs twice, and each has one sentence."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Setting up says in one line what is wrong, and is done once."""
+"""`make env` says in one line what is wrong, and installs once."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# A stand-in for the interpreter: answers the Makefile's questions, makes an environment that holds itself.
+# A stand-in for the interpreter: it answers the Makefile's questions and makes an environment that contains itself.
 STAND_IN = """#!/bin/sh
 case "$*" in
     -V) echo 'Python 3.9.1' ;;
@@ -30,7 +30,7 @@ def checkout(tmp_path):
 
 
 def make(folder, *words):
-    """Run make as if from a shell: these tests may themselves run under a make, which hands its own options down."""
+    """Run make as if from a shell: these tests may themselves run under a make, which passes its own options on."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "--no-print-directory", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

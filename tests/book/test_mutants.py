@@ -1,4 +1,4 @@
-"""Mutants are kept, found again and tested, in a small package of their own."""
+"""Mutants are stored, found again and tested; shown on a small package made here."""
 
 import json
 
@@ -52,7 +52,7 @@ def tree(tmp_path):
 
 
 def ending(monkeypatch, end):
-    """No tests run: they end as a function of their arguments says. Returns the list of these arguments."""
+    """Run no tests: a run ends as `end(arguments)` says. Return the list that collects the arguments."""
     runs = []
 
     def executed(tree, arguments, limit):
@@ -93,8 +93,8 @@ def test_a_mutant_is_found_after_a_move(tree):
 def test_what_no_longer_applies_is_not_found(tree):
     assert mutants.find(tree, GONE) is None
     (tree / "ortho" / "other.py").write_text(WINDOW)
-    assert mutants.find(tree, MUTANT) == tree / "ortho" / "window.py"  # the file it names comes first
-    assert mutants.find(tree, MUTANT | {"file": "ortho/a.py"}) is None  # and of two others, neither
+    assert mutants.find(tree, MUTANT) == tree / "ortho" / "window.py"  # the file that the mutant names comes first
+    assert mutants.find(tree, MUTANT | {"file": "ortho/a.py"}) is None  # of two other files that fit, neither is taken
 
 
 def test_what_tests_notice_and_what_they_do_not(tree, tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_what_tests_notice_and_what_they_do_not(tree, tmp_path, capsys):
     ("before", "first"), [(f"{SIZE}[3]", SIZE), ("tests/test_gone.py::test", "tests/test_window.py")]
 )
 def test_what_noticed_a_mutant_before_runs_first(tree, monkeypatch, before, first):
-    """With other parameters, too; and what has gone is passed over."""
+    """With other parameters of that test, too; a test that no longer exists is skipped."""
     runs = ending(monkeypatch, lambda arguments: ("survived", ""))
     mutants.tested(tree, MUTANT | {"by": before}, 60, [])
     assert runs[0] == ["-x", first]

@@ -1,4 +1,4 @@
-"""The pages become one document whose ids do not meet and whose links stay inside, and that becomes one PDF."""
+"""The pages become one document, with unique ids and links that stay inside; the document becomes one PDF."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect wi
 
 
 def build(folder, texts):
-    """A book of two pages in a folder, as `make html` leaves it in a larger one."""
+    """A folder with a book of two pages, laid out as `make html` leaves a larger book."""
     for name, content in SETTINGS.items():
         (folder / name).write_text(yaml.safe_dump(content))
     html = folder / "html"

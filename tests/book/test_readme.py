@@ -27,7 +27,7 @@ def read(name):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A tree with the READMEs, and the pages and the picture that they follow."""
+    """A folder with copies of the READMEs, and of the pages and the picture from which they are made."""
     for name in (*readme.READMES, *readme.READMES.values(), readme.PICTURE):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -60,7 +60,7 @@ def test_a_change_is_noticed_and_mended(copy, name):
     ],
 )
 def test_what_is_missing_is_named(copy, name, word, said, capsys):
-    """A word of a file, or the file."""
+    """What is missing is a word of a file, or the whole file."""
     page = copy / name
     if word:
         page.write_text(page.read_text(encoding="utf-8").replace(word, '"other"'), encoding="utf-8")
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(copy, name, word, said, capsys):
 
 
 def test_both_languages_have_the_same_figures():
-    """Of each chapter's finding the Chinese page has no figure that the English one has not."""
+    """Every figure in a chapter's finding on the Chinese page is in the same finding on the English page."""
     landing, chinese = (
         {
             tuple(re.findall(r"notebooks/(\d\d)", line)): line
@@ -80,13 +80,13 @@ def test_both_languages_have_the_same_figures():
         }
         for name in readme.READMES
     )
-    assert chinese.keys() == landing.keys() - {()}  # the counts of the ledger stand elsewhere there
+    assert chinese.keys() == landing.keys() - {()}  # the Chinese page has the ledger's counts elsewhere
     for chapters, line in chinese.items():
         assert figures(line) <= figures(landing[chapters]), chapters
 
 
 def figures(line):
-    """The numbers of a finding, without its links."""
+    """The numbers in a finding, without those in its links."""
     return set(re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\[[^]]*\]\([^)]*\)", "", line).replace("{,}", ",")))
 
 
@@ -124,7 +124,7 @@ def test_the_readme_and_the_order_of_imports_name_every_module():
 
 
 def targets(text):
-    """Of make, named at the start of a line or of code."""
+    """Targets of make that a text names at the start of a line or of inline code."""
     return set(re.findall(r"(?:^ *\"?|`)make (?:[A-Z]+=\S+ )*([a-z]+)", text, re.MULTILINE))
 
 
@@ -134,7 +134,7 @@ def test_pages_name_the_commands_that_make_and_test_the_book(name):
 
 
 def options(text, command):
-    """All of the lines that name a command, such as `paper claims`."""
+    """All options in the lines that name a command, such as `paper claims`."""
     lines = [line for line in text.splitlines() if f"python -m {command}" in line]
     return {option for line in lines for option in re.findall(r"--[a-z]+", line)}
 
@@ -147,7 +147,7 @@ def test_all_options_of_a_commands_lines_are_looked_at():
 
 @pytest.mark.parametrize("name", [*PAGES, readme.PAGE, *STATUS, *GUIDES])
 def test_commands_exist(name, capsys):
-    """Targets of make, and the commands and options of the two packages."""
+    """Every target of make that a page names exists, and so do the commands and options of the two packages."""
     text = read(name)
     assert targets(text) <= set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
     for package, command in set(re.findall(r"python -m (ortho|paper) ([a-z]+)", text)):
@@ -176,7 +176,7 @@ def numbers_by_row(table):
 
 
 def test_the_chinese_page_has_the_three_findings_of_the_english_one():
-    """By the chapters that they name. Its figures are values that all pages print."""
+    """They name the same chapters, and all figures are among the values that every page prints."""
     known = {number for value in values().values() for number in figures(value)}
     english, chinese = (printed(page, "three").splitlines() for page in readme.READMES.values())
     assert [re.findall(r"notebooks/(\d\d)", x) for x in english] == [

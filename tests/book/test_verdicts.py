@@ -1,4 +1,4 @@
-"""The stored verdicts: those of the evidence, and refused if they are damaged."""
+"""The stored verdicts are those that the evidence gives; a damaged file of verdicts is refused."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ WRITE = "import sys; from pathlib import Path; from tools.verdicts import main; 
 
 
 def test_the_stored_verdicts_are_those_that_the_chapters_show():
-    """As their evidence gives them anew wherever the chapters are run against what they store."""
+    """Running the chapters against their stored outputs computes these verdicts anew from the evidence."""
     shown = {}
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -27,7 +27,7 @@ def test_the_stored_verdicts_are_those_that_the_chapters_show():
 
 @pytest.mark.nightly
 def test_the_stored_verdicts_are_those_of_the_evidence(tmp_path):
-    """In a process of its own: a record that was read before is not read again, and would not be named."""
+    """In a separate process: records that were read here before would not be read again, and not be named."""
     path = tmp_path / "verdicts.json"
     subprocess.run([sys.executable, "-c", WRITE, str(path)], cwd=ROOT, env=environment(VERDICTS), check=True)
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(VERDICTS.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ OTHER_CLAIMS, DAMAGED = "expected the claims of the catalogue, ", "expected the 
         (lambda rows: rows["S0.1.1a"].pop("records"), DAMAGED + ".*'records'"),
         (lambda rows: rows["S0.1.1a"].update(more="1"), DAMAGED + ".*'more'"),
         (lambda rows: rows.update({"S0.1.1a": None}), DAMAGED),
-        *((text, DAMAGED) for text in (None, "[]", "{", "3")),  # of a whole file, or of none
+        *((text, DAMAGED) for text in (None, "[]", "{", "3")),  # in place of the whole file; None: no file
     ],
 )
 def test_damaged_verdicts_are_refused(tmp_path, change, said):

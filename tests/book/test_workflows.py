@@ -1,4 +1,4 @@
-"""The public checks: what they call exists, what they run is fixed, and no test is left out."""
+"""The public checks: what they call exists, the versions they run are pinned, and no test is left out."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in FILES}
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z]+):.*## ", MAKEFILE, re.MULTILINE))
 VARIABLES = {"EXACT", *re.findall(r"^([A-Z]+) \?=", MAKEFILE, re.MULTILINE)}
-TRIGGERS = True  # `on`, as YAML 1.1 reads it
+TRIGGERS = True  # the key `on`, as YAML 1.1 reads it
 
 
 def jobs():

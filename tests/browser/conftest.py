@@ -39,7 +39,7 @@ def page(browser):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What the tests have recorded, the three largest values of each kind: it is measured, and only in part judged."""
+    """Print the three largest values of each kind that the tests recorded; only some of them have a limit."""
     notes = defaultdict(list)
     for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
         for name, value in report.user_properties:

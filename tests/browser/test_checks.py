@@ -1,4 +1,4 @@
-"""The checks of pages find what they look for, each on a page that has this one fault."""
+"""Each check of a page finds its fault, on a page that has this one fault."""
 
 import pytest
 from visits import PHONE, ROOT, Visit, missing, new_context, served

@@ -1,6 +1,6 @@
-"""Every page of the built book, opened once: nothing fails, nothing is left raw, and all can read it, on a phone too.
+"""Every page of the built book, opened once: nothing fails, no markup is left raw, and all can read it, on phones too.
 
-The tests of a page share it, in the order of this file, and run in one process (`xdist_group`).
+All tests of a page share one visit, run in the order of this file and in one process (`xdist_group`).
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.browser
 
 MOST_BYTES = 1_500_000
 
-# The rules of axe for WCAG 2.1, levels A and AA, but for two: colours have a test of their own, and Sphinx sets a
-# signature of several lines as a list of definitions without terms.
+# The rules of axe for WCAG 2.1, levels A and AA, except two: colours have a test of their own, and Sphinx renders a
+# signature of several lines as a definition list without terms.
 RULES = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
     "rules": {"color-contrast": {"enabled": False}, "definition-list": {"enabled": False}},
@@ -65,7 +65,7 @@ def test_nothing_went_wrong_meanwhile(visit):
     assert not visit.trouble, "\n".join(visit.trouble)
 
 
-# The last tests take the page apart, which its scripts may mind.
+# The last tests take the page apart, which may break its scripts.
 
 
 def test_all_can_use_it(visit):

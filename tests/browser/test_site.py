@@ -1,4 +1,4 @@
-"""What readers do with the book: search it, filter the ledger, take a notebook along, and read without scripts."""
+"""What readers do with the book: search it, filter the ledger, download a notebook, and read without scripts."""
 
 import re
 from pathlib import Path
@@ -146,7 +146,7 @@ def counted(page):
 
 @pytest.fixture(scope="module")
 def whole(browser, book):
-    """The rows of the ledger in a browser that runs no scripts."""
+    """The rows of the ledger as a browser without scripts shows them."""
     with new_context(browser, java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(f"{book}book/ledger.html")

@@ -1,7 +1,7 @@
-"""Pages opened in a browser, from an address of this machine, and a record of what happened meanwhile.
+"""Pages opened in a browser from a local server, and a record of what happened meanwhile.
 
-Without a browser or a built book the tests that need them are skipped, unless ORTHO_BROWSER is "required", as `make
-browser` has it: then they fail.
+Without a browser or a built book, the tests that need them are skipped. They fail instead if ORTHO_BROWSER is
+"required", as `make browser` sets it.
 """
 
 import os
@@ -23,8 +23,8 @@ PATIENCE = 120_000  # milliseconds: nothing here measures time, and the machine 
 
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
 WRITTEN = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
-MADE = ["genindex", "prf-prf", "py-modindex", "search"]  # pages by Sphinx and its extensions
-# What is folded is looked at, too.
+MADE = ["genindex", "prf-prf", "py-modindex", "search"]  # pages made by Sphinx and its extensions
+# Folded sections are looked at, too.
 UNFOLD = "document.querySelectorAll('details.evidence').forEach((folded) => { folded.open = true })"
 SOURCE = "a.btn-download-source-button"
 
@@ -40,7 +40,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder):
-    """The address at which the files of `folder` are, while the block runs."""
+    """The address that serves the files of `folder` while the block runs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -48,7 +48,7 @@ def served(folder):
 
 
 def new_context(browser, **options):
-    """Windows that share nothing with others, with the checks in every page of theirs; `with` closes them."""
+    """A browser context that shares nothing with others; its pages contain the checks, and `with` closes it."""
     context = browser.new_context(viewport=DESK, reduced_motion="reduce", **options)
     context.set_default_timeout(PATIENCE)
     context.add_init_script(path=Path(__file__).with_name("checks.js"))
@@ -91,7 +91,7 @@ class Visit:
 
     @property
     def weight(self):
-        """Bytes of a first visit: all that was fetched but MathJax, uncompressed."""
+        """Bytes of a first visit, uncompressed: everything that was fetched except MathJax."""
         return sum(size for address, size in self.loaded.items() if MATHJAX not in address)
 
     def check(self, name):
@@ -102,7 +102,7 @@ class Visit:
         """What axe-core objects to."""
         from axe_playwright_python.sync_playwright import Axe
 
-        # Its preloading of style sheets takes their imports for files of the root.
+        # When axe preloads style sheets, it looks for their imports in the root folder.
         response = Axe().run(self.page, options={**options, "resultTypes": ["violations"], "preload": False}).response
         return [
             f"{rule['id']}: {node['html'][:200]} {[reason['message'] for reason in node['any']]}"
@@ -111,6 +111,6 @@ class Visit:
         ]
 
     def put_on(self, scheme):
-        """Show the page as a reader sees it whose system is light or dark."""
+        """Show the page as it looks on a system with a light or a dark colour scheme."""
         self.page.emulate_media(color_scheme=scheme)
         self.page.wait_for_function("scheme => document.documentElement.dataset.theme === scheme", arg=scheme)

@@ -1,5 +1,5 @@
-"""What could leave a model wrong in silence: shared configurations, other sequences, sliding windows, padding, files,
-hooks, writes past the parameters."""
+"""What could make a model wrong without an error: shared configurations, other sequences, sliding windows, padding,
+files, hooks, writes past the parameters."""
 
 import copy
 import json
@@ -33,12 +33,12 @@ from ortho.attention.sparse.strided import Strided
 from ortho.attention.sparse.window import Window
 
 needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
-TOLERANCE = {"atol": 1e-12, "rtol": 0}  # products of float64 in another order
+TOLERANCE = {"atol": 1e-12, "rtol": 0}  # float64 products summed in another order
 
 
 @needs_transformers
 def test_models_that_share_a_configuration():
-    """The other one is what it was, as a function and when it is saved."""
+    """The other model stays what it was, in its outputs and in its files."""
     model = build("gpt2")
     other = type(model)(model.config).double().eval()
     before, want = state_of(other), run(other, data("gpt2"))
@@ -74,7 +74,7 @@ def test_another_sequence_is_told_by_the_call():
 
 @needs_transformers
 def test_sliding_windows():
-    """Where a layer forgets keys, heads that need places are refused: also if it begins to slide later."""
+    """If a layer forgets keys, heads that need positions are refused, also if the layer begins to slide later."""
     for kinds in (["previous"] * H, ["linear"] * H, [Window(2)] * H):
         refuses(r"model.layers.0.self_attn that all earlier keys are kept", set_heads, build("mistral"), kinds)
     model = set_heads(build("mistral-full"), MIXED)
@@ -86,7 +86,7 @@ def test_sliding_windows():
 @needs_transformers
 @pytest.mark.parametrize("pattern", [Window(2), Fixed(3, 1), Strided(3), GlobalLocal(2, 1)])
 def test_patterns_count_from_the_first_token(pattern):
-    """Not from the padding before it; with a cache as without one."""
+    """They do not count from the padding before it, with a cache or without one."""
     model = set_heads(build("llama"), [pattern] * H).eval()
     for side in ("left", "right"):
         given, there = padded("llama", side)
@@ -115,7 +115,7 @@ def test_set_attn_implementation_keeps_the_kinds():
 
 @needs_transformers
 def test_files_that_are_loaded_without_a_word(tmp_path):
-    """Frozen heads: the plain class has the same function. Heads of other kinds: nothing loads them in silence."""
+    """A file of frozen heads gives the plain class the same function. A file of other kinds never loads silently."""
     model = freeze_qk(build("gpt2"), heads=[0, 1]).eval()
     model.save_pretrained(tmp_path / "frozen")
     plain = tf.GPT2LMHeadModel.from_pretrained(tmp_path / "frozen", dtype=torch.float64).eval()
@@ -132,7 +132,7 @@ def test_files_that_are_loaded_without_a_word(tmp_path):
     plain = tf.GPT2LMHeadModel.from_pretrained(tmp_path / "mixed", dtype=torch.float64).eval()
     refuses(r"needs ortho.adapters.restore\(model\) after it was loaded", run, plain, data("gpt2"))
     assert close(run(restore(plain), data("gpt2")), run(model, data("gpt2")))
-    # A part of the model, from the whole's file; and once more, from the file of what was loaded.
+    # A part of the model from the file of the whole model; and the same part from its own file.
     part = from_pretrained(tf.GPT2Model, tmp_path / "mixed", dtype=torch.float64).eval()
     want = run(model.transformer, data("gpt2"))
     assert close(run(part, data("gpt2")), want)
@@ -141,7 +141,7 @@ def test_files_that_are_loaded_without_a_word(tmp_path):
 
 @needs_transformers
 def test_state_dicts_name_what_differs():
-    """Into a plain model, one of other kinds, and one that is the same."""
+    """Loaded into a plain model, into one with other kinds of heads, and into one with the same kinds."""
     state = set_heads(build("gpt2"), MIXED).state_dict()
     refuses("Unexpected key.*ortho_heads.kinds", build("gpt2").load_state_dict, state, error=RuntimeError)
     with pytest.raises(RuntimeError, match=r"expected heads of the kinds .*end.*, got .*previous.*Window"):
@@ -152,7 +152,7 @@ def test_state_dicts_name_what_differs():
 
 
 def test_a_layout_of_ones_own():
-    """Found again afterwards; rows are those of the layer's own queries and keys."""
+    """The layout is found again afterwards; frozen rows are those of the layer's own queries and keys."""
     layout = Layout(Source("ask", "q"), Source("answer", "k"), num_heads=H)
     model = nn.ModuleList([build("torch"), build("own names")])
     freeze_qk(model, heads=[1, 2], layout=layout)
@@ -176,7 +176,7 @@ def test_what_is_not_known_is_left_where_the_caller_says_so():
 
 
 class Fused(nn.Module):
-    """A fused matrix does not show its order."""
+    """A layer with a fused matrix, which does not show the order of its parts."""
 
     def __init__(self, name):
         super().__init__()
@@ -211,7 +211,7 @@ def rows(bias=True, stop=False):
 
 
 def test_nothing_is_joined_without_a_gradient():
-    """The matrix is one piece of memory, of which the parameters are views."""
+    """The matrix is one piece of memory, and the parameters are views of it."""
     layer = rows()
     with torch.no_grad():
         assert layer.weight.data_ptr() == layer.whole_weight.data_ptr()
@@ -248,7 +248,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stop", [False, True])
 def test_changes_are_seen(change, stop):
-    """Whoever writes to parameters, and however: the outputs without a gradient are those with one."""
+    """However parameters are written to, the outputs without a gradient are those with a gradient."""
     layer, x = rows(stop=stop), torch.randn(4, 5, dtype=torch.float64)
     with torch.no_grad():
         layer(x)
@@ -274,3 +274,20 @@ def test_functional_call():
     torch.testing.assert_close(got[:, trained], 2 * layer(x)[:, trained], **TOLERANCE)
     torch.testing.assert_close(got[:, ~trained], layer(x)[:, ~trained], **TOLERANCE)
     assert all(grad.abs().sum() > 0 for grad in grads.values())
+
+
+def test_a_record_that_does_not_fit_changes_nothing():
+    """Kinds for too few heads beside frozen ones, and a head that does not exist in the second of two layers."""
+    model = nn.ModuleList([build("torch", 2), build("torch", 2)])
+    names = list(heads_record(freeze_qk(copy.deepcopy(model), draw=None)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fits = {"frozen": [0], "stop_gradient": False}
+    for record in (
+        {names[0]: fits | {"kinds": ["learned"]}},
+        {names[0]: fits, names[1]: {"frozen": [99], "stop_gradient": True}},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            restore(model, record)
+        after = model.state_dict()
+        assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+        assert all(p.requires_grad for p in model.parameters())

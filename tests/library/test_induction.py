@@ -9,7 +9,16 @@ from counted import assert_declared
 from refusals import refusals
 from seeded import draw
 
-from ortho import ConvolvedAttention, HybridAttention, InductionHeads, LanguageModel, freeze_qk, to_standard
+from ortho import (
+    ConvolvedAttention,
+    HybridAttention,
+    InductionHeads,
+    LanguageModel,
+    MultiheadAttention,
+    freeze_qk,
+    to_standard,
+)
+from ortho.attention.shifted import ShiftedKeysValues
 from ortho.cost import model as model_cost
 from ortho.cost.layers import convolved_layer, hybrid
 from ortho.layers.induction import InductionProjection, default_sharpness
@@ -207,11 +216,89 @@ def test_adapters_leave_them():
     close(to_standard(frozen)(x, is_causal=True), layer(x, is_causal=True))
 
 
+@FORMS
+def test_padding_beside_a_mask_of_pairs(form):
+    """Is no predecessor, whatever it holds: the same as padding in a causal call."""
+    x, padding = draw(B, N, WIDTH), torch.zeros(B, N, dtype=torch.bool)
+    padding[0, :2] = padding[1, 4] = True
+    louder = torch.where(padding[..., None], 9.0, x)
+    pairs = torch.ones(1, 1, N, N, dtype=torch.bool).tril()
+    kinds = {"heads": {"selective-induction": 2, "learned": 2}, "form": form, "dtype": torch.float64}
+    for layer in (
+        heads(form, tokens=2),
+        HybridAttention(WIDTH, H, **kinds),
+        ConvolvedAttention(WIDTH, H, of=HybridAttention, **kinds),
+        MultiheadAttention(
+            WIDTH, H, attention=ShiftedKeysValues(H, form=form, dtype=torch.float64), dtype=torch.float64
+        ),
+    ):
+        if isinstance(layer, ConvolvedAttention):
+            torch.nn.init.normal_(layer.taps, generator=torch.Generator().manual_seed(3))
+        y = layer(x, key_padding_mask=padding, is_causal=True)
+        close(layer(louder, key_padding_mask=padding, attn_mask=pairs)[~padding], y[~padding])
+
+
+def test_one_token_that_may_not_attend_to_itself():
+    """In a cut sequence nothing says whether it is absent; with padding it is, in a longer piece it is not."""
+    layer, x = heads(), draw(1, N, WIDTH)
+    pairs = torch.ones(1, 1, N, N, dtype=torch.bool).tril(-1)
+    whole = layer(x, attn_mask=pairs, is_causal=True)
+    _, state = layer(x[:, :-2], attn_mask=pairs[..., :-2, :-2], is_causal=True, return_state=True)
+    close(layer(x[:, -2:], attn_mask=pairs[..., -2:, :], is_causal=True, initial_state=state), whole[:, -2:])
+    _, state = layer(x[:, :-1], attn_mask=pairs[..., :-1, :-1], is_causal=True, return_state=True)
+    with pytest.raises(ValueError, match="attn_mask: expected a mask that lets a single token attend to itself, or"):
+        layer(x[:, -1:], attn_mask=pairs[..., -1:, :], is_causal=True, initial_state=state)
+    padding = torch.zeros(1, N, dtype=torch.bool)
+    padding[:, -1] = True
+    given = {"attn_mask": pairs[..., -1:, :], "key_padding_mask": padding}
+    layer(x[:, -1:], is_causal=True, initial_state=state, **given)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own
+def test_forward_derivatives():
+    """Of the definition: those of the values alone, as backward."""
+    layer, x, t = heads("reference", tokens=2, sink=0.6), draw(1, N, WIDTH), draw(1, N, WIDTH, seed=3)
+    y, vjp = torch.func.vjp(lambda x: layer(x, is_causal=True), x)
+    _, tangent = torch.func.jvp(lambda x: layer(x, is_causal=True), (x,), (t,))
+    close((vjp(torch.ones_like(y))[0] * t).sum(), tangent.sum())
+
+
+@FORMS
+def test_masks_that_broadcast_beside_a_sink(form):
+    """Over keys, or over all: the same as with all axes."""
+    layer, x = heads(form, sink=0.6), draw(B, N, WIDTH)
+    for shape in ((), (1,), (N, 1), (B, 1, 1, 1), (B, 1, N, 1)):
+        mask = draw(*shape, seed=4) > -0.5
+        close(layer(x, attn_mask=mask), layer(x, attn_mask=mask.expand(B, H, N, N)))
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own
+def test_compiled_decoding():
+    layer, x = heads(tokens=2, sink=0.6), draw(1, N, WIDTH)
+    step, cache = torch.compile(layer, backend="eager"), layer.new_cache(N)
+    read = [step(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(N)]
+    close(torch.cat(read, 1), layer(x, is_causal=True))
+
+
+def test_autocast_of_half_precision():
+    """The backward pass makes q and k in autocast's dtype, as the forward pass did."""
+    layer = HybridAttention(WIDTH, H, heads={"selective-induction": 2, "structured-stopped": 2})
+    x = draw(1, N, WIDTH).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x, is_causal=True)
+    assert torch.autograd.grad(y.float().sum(), x)[0].isfinite().all()
+
+
 BAD = [
     (lambda x: heads(sharpness=0.0), "sharpness: expected a number above 0, got 0.0"),
     (lambda x: heads(key_dim=K - 1), "key_dim: expected at least the values' width 6, got 5"),
     (lambda x: heads(sink=1.0), r"sink: expected a number in \(0, 1\), got 1.0"),
     (lambda x: heads(draw="structured", head_dim=8), "head_dim: expected heads of at most d_model = 24 tog"),
+    (lambda x: heads(draw="structured", key_dim=7), "key_dim: expected at most d_model / num_heads = 6 for structured"),
+    (lambda x: heads().projection(x[0]), r"x: expected shape \(B, N, d\) without empty axes, got \(9, 24\)"),
+    (lambda x: heads()(1e160 * x), "x: expected mean squares of tokens within 0 and 1.8e\\+308, got"),
+    (lambda x: MultiheadAttention(WIDTH, H, projection=InductionProjection), "projection: expected one that makes a"),
     (lambda x: heads().projection(x, x), "context: expected None with keys a token late, got a float64"),
     (lambda x: heads()(x, initial_state=(x, x)), r"initial_state: expected a tuple of tensors \(key, token"),
     (lambda x: heads()(x, cache=heads().new_cache(9)), "cache: expected one of this layer, got another"),

@@ -31,7 +31,8 @@ FIXED = {"patterns": ("left", "end", "recent", "recent", "gaussian 0", "previous
 SHARED = [{}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "bias": True}, {"bias": True}, {"head_dim": 2}]
 DRAWN = [
     {}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2},
-    {"key_dim": 11, "sink": 0.8}, {"head_dim": 2, "key_dim": 3}, {"sink": 0.5, "tokens": 2},
+    {"key_dim": 11, "sink": 0.8}, {"head_dim": 2, "key_dim": 3}, {"head_dim": 1, "key_dim": 12},
+    {"sink": 0.5, "tokens": 2},
 ]  # fmt: skip
 LAYERS = [
     *((StoppedAttention, stopped_layer, {"projection": p, "form": form, **kind})
@@ -89,7 +90,12 @@ def test_formulas_equal_counts():
 
 @refusals(
     [
-        (lambda: hybrid(1, 5, 8, 2, heads={"learned": 1, "positional": 2}), "heads: .* together H = 2, got 3"),
+        (lambda: hybrid(1, 5, 8, 2, heads={"learned": 1, "positional": 2}), "heads: .* together num_heads = 2, got 3"),
+        (
+            lambda: hybrid(1, 5, 8, 2, heads={"learned": 3, "positional": -1}),
+            "heads: expected numbers of at least 0, got",
+        ),
+        (lambda: hybrid(1, 5, 8, 2, heads={"learned": 2, "other": 0}), "heads: expected one of 'learned', "),
         (lambda: hybrid(1, 5, 8, 3, heads={"learned": 3}), "H: expected a divisor of d = 8, got 3"),
         (lambda: stopped_layer(1, 5, 8, 4, num_kv_heads=3), "num_kv_heads: .* divisor of num_heads = 4, got 3"),
         (lambda: stopped_layer(1, 5, 8, 4, projection="learned"), "projection: expected one of .*, got 'learned'"),

@@ -95,6 +95,9 @@ def test_cost_of_a_block():
             declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, width=width)
             block = TransformerBlock(d, h, layer=ConvolvedAttention, width=width)
             assert_declared(declared, block, x, is_causal=True)
+    half = torch.zeros(2, 7, 12, requires_grad=True, dtype=torch.bfloat16)
+    layer = ConvolvedAttention(12, 3, dtype=half.dtype)
+    assert_declared(convolved_layer(2, 7, 12, 3, causal=True, itemsize=2), layer, half, is_causal=True)
     declared = partial(cost.block, d=12, H=4, causal=True, layer=convolved_layer)
     assert_decodes(declared, TransformerBlock(12, 4, layer=ConvolvedAttention), 12)
 

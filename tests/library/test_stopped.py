@@ -110,7 +110,7 @@ def test_queries_and_keys_are_made_twice(projection, autocast):
     """Alike, whether the backward pass runs inside autocast or outside of it; and nobody holds them in between."""
     one, _ = pair(projection, dtype=torch.float32)
     x, gradients, made, alive = draw(B, N, WIDTH, dtype=torch.float32).requires_grad_(), [], [], []
-    make = one._constants
+    make = one.projection.forward
 
     def recorded(x):
         found = make(x)
@@ -118,7 +118,7 @@ def test_queries_and_keys_are_made_twice(projection, autocast):
         alive.extend(map(weakref.ref, found))
         return found
 
-    one._constants = recorded
+    one.projection.forward = recorded
     for inside in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = one(x, is_causal=True)

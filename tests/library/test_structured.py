@@ -86,6 +86,19 @@ def test_signs_are_all_that_is_stored():
     assert torch.equal(draw(24, 4, seed=1).signs_q, one.signs_q)
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading_into_a_module_without_numbers(assign):
+    """The transforms are not stored, and are made when the signs are loaded."""
+    one = StructuredProjection(24, 4, dtype=torch.float64)
+    other = StructuredProjection(24, 4, dtype=torch.float64, device="meta")
+    if not assign:
+        other.to_empty(device="cpu")
+        other.transform_a.fill_(torch.nan)
+    other.load_state_dict(one.state_dict(), assign=assign)
+    x = torch.randn(2, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert all(map(torch.equal, one(x), other(x)))
+
+
 def test_one_round_by_all_its_signs():
     """A row of one round has entries of equal size and independent signs, so that the mean of exp over the 2^8 draws of
     the first flips is a product of cosh, exactly, whatever the second are."""

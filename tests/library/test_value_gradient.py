@@ -10,6 +10,7 @@ import torch
 from counted import assert_declared
 from refusals import refuses
 from seeded import draw
+from torch import nn
 from torch.autograd import grad
 
 from ortho.attention.softmax import value_gradient
@@ -126,6 +127,16 @@ def test_costs(form, dtype):
             assert channels(dtype.itemsize) * dtype.itemsize == 16
 
 
+def test_rows_with_gaps():
+    """Operands whose numbers do not lie side by side, which kernels do not look at."""
+    q, k, v, _ = operands(9, dtype=torch.float32)
+    for change in (lambda x: x[..., :1].expand(x.shape), lambda x: x.mT.contiguous().mT):
+        given = [change(x.detach()) for x in (q, k, v)]
+        for sink in (None, 0.5):
+            found = value_gradient_attention(*given, is_causal=True, sink=sink)
+            assert torch.equal(found, value_gradient_attention(*map(torch.clone, given), is_causal=True, sink=sink))
+
+
 def test_memory_is_linear():
     """A token more takes as many bytes at any length, and no tensor is as large as the scores of a head."""
     peaks = []
@@ -138,20 +149,67 @@ def test_memory_is_linear():
     assert abs((peaks[2] - peaks[1]) - 2 * (peaks[1] - peaks[0])) <= 64
 
 
+class Projected(nn.Module):
+    """Queries and keys of three heads by two frozen matrices."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.register_buffer("weights", draw(2, d, 3 * K, seed=1))
+
+    def forward(self, x):
+        return tuple((x @ w).unflatten(-1, (3, K)).transpose(1, 2) for w in self.weights)
+
+
+def test_the_backward_pass_has_the_forward_pass_s_tensors():
+    """Where a call is given others than the module's, and where the module gets others in between; a tensor that is
+    written to in between is refused."""
+    x, v, do = draw(2, 5, 24), operands(5)[2], operands(5)[3]
+    project, other = Projected(24), 2 * draw(2, 24, 3 * K, seed=9)
+    expected = grad(value_gradient_attention(*project(x), v), v, do)[0]
+    o = recomputed_attention(x, v, project)
+    mine, project.weights = project.weights, other
+    assert torch.equal(grad(o, v, do)[0], expected)
+    o = recomputed_attention(x, v, project)
+    project.weights = mine
+    assert not torch.allclose(grad(o, v, do)[0], expected)
+    o = recomputed_attention(x, v, project)
+    mine.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        grad(o, v, do)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", ["mask", "causal and a mask", "causal and a state"])
+def test_hidden_keys_have_no_weight_whatever_their_scores(case, dtype):
+    """Scores reach 8 200^2 / sqrt(8) > 65,504, which float16's lowest number does not outweigh. Half precision rounds
+    each output, at most 4, by 2^-8 of it."""
+    q, k = torch.full((1, 1, 4, K), 200.0, dtype=dtype), torch.zeros(1, 1, 4, K, dtype=dtype)
+    k[..., 3, :] = 200.0
+    v = torch.arange(1.0, 5.0).view(1, 1, 4, 1).expand(1, 1, 4, K).to(dtype)
+    kwargs = {
+        "mask": {"attn_mask": torch.tensor([True, True, True, False])},
+        "causal and a mask": {"is_causal": True, "attn_mask": torch.ones(4, 4) > 0},
+        "causal and a state": {"is_causal": True, "initial_state": (k[..., :1, :], v[..., :1, :])},
+    }[case]
+    if "initial_state" in kwargs:
+        q, k, v = (x[..., 1:, :] for x in (q, k, v))
+    results = [
+        form(q, k, v.detach().requires_grad_(), **kwargs)
+        for form in (value_gradient_attention, value_gradient_attention_reference)
+    ]
+    torch.testing.assert_close(*results, atol=2**-6, rtol=0)
+
+
 @causal_or_not
 @pytest.mark.parametrize("mask", ["none", "keys of heads", "pairs of heads"])
 def test_recomputed(mask, causal):
     """Bit for bit the same from x, which is kept with a number a row in place of q and k; x has no gradient by them."""
     N, d = 17, 24
-    x, weights = draw(2, N, d).requires_grad_(), draw(2, d, d, seed=1)
-
-    def project(x):
-        return tuple((x @ w).unflatten(-1, (3, K)).transpose(1, 2) for w in weights)
-
-    q, k = (t.detach() for t in project(x))
+    x, project = draw(2, N, d).requires_grad_(), Projected(d)
+    q, k = project(x.detach())
     _, _, v, do = operands(N)
     kwargs = {"attn_mask": MASKS[mask](N, N), "is_causal": causal}
-    with saved_bytes() as kept:
+    with saved_bytes(project.buffers()) as kept:
         o = recomputed_attention(x, v, project, **kwargs)
     pairs = {"none": 0, "keys of heads": 3 * N * (N if causal else 1), "pairs of heads": 2 * 3 * N * N}
     assert kept() == 8 * (2 * N * d + 2 * 3 * N) + pairs[mask]  # a byte for each of the mask's
@@ -167,14 +225,14 @@ def test_it_is_differentiated_once():
         grad(value_gradient_attention(q, k, v).sum(), v, create_graph=True)
     x = draw(2, 5, 24)
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
-        grad(recomputed_attention(x, v, lambda x: (q, k)).sum(), v, create_graph=True)
+        grad(recomputed_attention(x, v, Projected(24)).sum(), v, create_graph=True)
 
 
 @pytest.mark.bad_input
 def test_errors():
     """Of both forms, and of the recomputed one, which looks at two arguments. The definition takes any width."""
     q, k, v, _ = operands(5)
-    constant = "expected a constant, which has no gradient, got"
+    constant = "expected a constant without a gradient, got"
     for change, error, message in (
         ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
         ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
@@ -186,13 +244,16 @@ def test_errors():
         ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
         ({"attn_mask": torch.ones(5, 4) > 0}, ValueError, "attn_mask: expected a shape that broadcasts to"),
     ):
-        refuses(message, recomputed_attention, draw(2, 5, 24), v, lambda x: (q, k), error=error, **change)
+        refuses(message, recomputed_attention, draw(2, 5, 24), v, Projected(24), error=error, **change)
     narrow, wanted = q[..., :3], r"v: expected at most the width 3 of q, for the fused kernel, got shape \(2, 3, 5, 8\)"
     assert value_gradient_attention_reference(narrow, narrow, v).shape == v.shape
     with pytest.raises(ValueError, match=wanted):
         value_gradient_attention(narrow, narrow, v)
     for form in (value_gradient_attention, value_gradient_attention_reference):
         refuses("sink: expected a finite number, got nan", form, q=q, k=k, v=v, sink=float("nan"))
+        refuses(r"sink: expected a number of at most 3.4e\+38 in size, got 1e\+300", form, q=q, k=k, v=v, sink=1e300)
+        past = draw(2, 3, 4, K, seed=5).requires_grad_(), draw(2, 3, 4, K, seed=6)
+        refuses("initial_state: expected constant keys without", form, q=q, k=k, v=v, initial_state=past)
 
 
 # ------------------------------------------------------------------------------------------------------- the limits

@@ -1,4 +1,4 @@
-"""What is read from the records of training: over seeds, arms compared by ranks and pair by pair, the tables."""
+"""What is read from the training records: results over seeds, arms compared by ranks and in pairs, and the tables."""
 
 from math import log
 
@@ -47,7 +47,7 @@ def parity(arm, seed, correct, *, rate=3e-3, last=0.5, **changes):
 
 @pytest.fixture
 def several():
-    """Seeds out of order, and the tuning seed's runs among them."""
+    """Runs whose seeds are out of order, with the tuning seed's runs among them."""
     good = [parity("delta", seed, 0.9 + seed / 100) for seed in (3, 1, 2)]
     bad = [parity("linear", seed, 0.5 + seed / 100) for seed in (1, 2, 3)]
     tuning = [parity("linear", 0, 0.99, rate=rate, last=loss) for rate, loss in ((3e-3, 0.4), (1e-2, 0.3))]
@@ -72,7 +72,7 @@ def test_rows_are_over_the_seeds_that_count(several):
 
 def test_right_answers_in_per_cent():
     assert analysis.per_cent({"low": 0.114, "median": 0.5, "high": 0.996}) == "50 (11\xa0to\xa0100)"
-    assert analysis.per_cent({"low": 0.996, "median": 0.998, "high": 1.0}) == "100"  # to the digits shown
+    assert analysis.per_cent({"low": 0.996, "median": 0.998, "high": 1.0}) == "100"  # equal in the digits shown
 
 
 def test_two_arms_compared(several):
@@ -108,7 +108,7 @@ def model(arm, seed, bits, rate=0.01, **changes):
 
 @pytest.fixture
 def models():
-    """Two arms, their seeds in no order, and tuning runs among them."""
+    """Runs of two arms, with seeds in no order and tuning runs among them."""
     ours = [model("frozen", seed, LEVEL[seed - 1] + 0.5) for seed in (3, 1, 5, 2, 4)]
     theirs = [model("learned", seed, LEVEL[seed - 1]) for seed in (5, 4, 3, 2, 1)]
     tuning = [model("frozen", rates.TUNING, bits, rate) for bits, rate in ((1.0, 0.01), (1.5, 0.03))]
@@ -151,7 +151,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_kept_apart(models):
     ],
 )
 def test_an_arm_is_judged_by_the_rule_in_its_record_pair_by_pair(more, outcome):
-    """The level of a seed differs by more than the arms do, so that only pairs can show what these are."""
+    """Seeds differ in level by more than the arms do, so that only pairs of runs can show how the arms differ."""
     runs = [model("learned", seed, LEVEL[seed - 1]) for seed in SEEDS]
     runs += [model("frozen", seed, LEVEL[seed - 1] + more[seed - 1]) for seed in (4, 2, 5, 1, 3)]
     found = language.by_arm(runs, "here")

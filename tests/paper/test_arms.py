@@ -49,13 +49,13 @@ def trained_parameters(model):
 
 
 def groups(model):
-    """The layers of some heads of the first block."""
+    """The attention layers of the first block, one for each group of heads."""
     attention = model.blocks[0].attention
     return list(attention.groups) if isinstance(attention, HybridAttention) else [attention]
 
 
 def step(model, batch):
-    """A step of AdamW on the next token; the gradients."""
+    """Take a step of AdamW on the next token; return the gradients."""
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
     loss = cross_entropy(model(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
     loss.backward()
@@ -65,9 +65,9 @@ def step(model, batch):
 
 
 def test_the_arms():
-    """Those that are asked for, each once; what several groups name is the same arm."""
+    """Each arm that is asked for is there once; if several groups name one, it is the same arm."""
     count = len(mixed(H, N))
-    assert count == len(BESIDE) * (MOST_LEARNED + 1) + 2  # one or two learned heads alone fill d, three do not
+    assert count == len(BESIDE) * (MOST_LEARNED + 1) + 2  # one or two learned heads alone can fill d, three cannot
     assert [len(mixed(heads, N)) for heads in (1, 2, 8)] == [len(BESIDE), 2 * len(BESIDE) + 1, count]
     again = {"frozen", "stopped", "linear", "window"}  # kinds beside no learned head
     assert len(ARMS) == 4 + len(EMBEDDED) + len(FROZEN) + count + len(OTHERS) - len(again)
@@ -97,8 +97,8 @@ def test_descriptions():
 
 @every_arm
 def test_a_step(name):
-    """Every parameter has a gradient and moves, every buffer stays; the same seed makes the same model. Places are
-    embedded where an arm says so alone."""
+    """Every parameter has a gradient and moves, every buffer stays; the same seed makes the same model. Positions are
+    embedded only if an arm says so."""
     model = built(ARMS[name])
     before = copy.deepcopy(model.state_dict())
     for key, value in built(ARMS[name]).state_dict().items():
@@ -113,7 +113,7 @@ def test_a_step(name):
 
 @every_arm
 def test_causal(name):
-    """What follows leaves the prefix as it is, to the rounding of sums of 1e2 terms of size 1 to 10 in float64."""
+    """Later tokens do not change a prefix, up to the rounding of sums of 1e2 terms of size 1 to 10 in float64."""
     model, past = built(ARMS[name], dtype=torch.float64), tokens()
     other = past.clone()
     other[:, 9:] = (other[:, 9:] + 1) % VOCABULARY
@@ -124,7 +124,7 @@ def test_causal(name):
 
 @every_arm
 def test_what_is_trained(name):
-    """Queries and keys of a kind are parameters, or buffers, or there are none."""
+    """The query and key matrices of a kind are parameters, or buffers, or do not exist."""
     arm = ARMS[name]
     without = ("positional", "identity", "static random", "random Synthesizer", "dense Synthesizer")
     made = groups(built(arm))
@@ -147,7 +147,7 @@ def test_what_is_trained(name):
 
 @pytest.mark.parametrize("kind", kinds(N))
 def test_kinds(kind):
-    """What their attention is, and how what is frozen is drawn."""
+    """Each kind has the attention that it names, and its frozen matrices are drawn as it says."""
     module = kinds(N)[kind].make(D, H, generator=torch.Generator().manual_seed(1))
     if kind in ("positional", "identity"):
         names = [pattern.name for pattern in module.patterns]
@@ -167,13 +167,14 @@ def test_kinds(kind):
     else:
         assert module.attention == (last if last in ("softmax", "alibi", "linear", "delta") else "rotary")
     products = [w @ w.T for w in (module.projection.weight_q, module.projection.weight_k)]
-    # 16 rows of 16 numbers, in float32. The squares of a Gaussian matrix's rows vary by a third of their size.
+    # 16 rows of 16 numbers, in float32. The squared lengths of a Gaussian matrix's rows vary by a third.
     orthogonal = kind.startswith(("frozen", "stopped", "tied")) and last not in ("Gaussian", "low-rank", "x")
     assert all(torch.allclose(p, torch.eye(D), atol=1e-5) for p in products) is orthogonal
     factors = {"4 x": 4.0, "1/4 x": 0.25}
     size = next((factor for name, factor in factors.items() if kind.endswith(f" {name}")), 1.0)
     for weights in products:
-        # d^2 = 256 squares of mean 1/d: a relative standard error of sqrt(2 / 256) at most, times 4.42 (two-sided 1e-5)
+        # A sum of d^2 = 256 squares of mean 1/d has a relative standard error of at most sqrt(2 / 256). The tolerance
+        # is 4.42 standard errors, which is a two-sided error rate of 1e-5.
         assert abs(weights.trace() / (D * size**2) - 1) < 0.4
 
 
@@ -195,8 +196,9 @@ def test_declared_flops_and_parameters_are_counted(name, batch, length, d, layer
 
 
 def test_flops_by_hand():
-    """2 a multiply-add, thrice for forward and both gradients; of a score the kernel makes 2 products, and 5 backward.
-    A frozen layer makes no gradient of its matrices, and a tied one has a product less, forward and backward."""
+    """2 FLOPs a multiply-add, three times over for forward and both gradients; for a score the kernel computes 2
+    products forward and 5 backward. A frozen layer computes no gradient of its matrices; a tied one has one product
+    fewer, forward and backward."""
     sizes = (3, N, D, 2)
     learned, frozen, tied = (
         training_flop(ARMS[name], *sizes, vocab_size=VOCABULARY) for name in ("learned", "frozen", "tied")
@@ -208,7 +210,7 @@ def test_flops_by_hand():
 
 @pytest.mark.parametrize(("name", "layers"), some(product(ARMS, [1, 2]), 5))
 def test_matched_width(name, layers):
-    """As many trained parameters as the baseline, to half of what one more hidden unit has."""
+    """The arm has as many trained parameters as the baseline, up to half of those of one hidden unit."""
     d = 32
     found = matched_width(ARMS[name], ARMS["learned"], d, layers)
     ours, theirs = (

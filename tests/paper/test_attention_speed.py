@@ -1,4 +1,4 @@
-"""The attention functions that are timed: each does what its definition does; what fails is recorded, with why."""
+"""The attention functions that are timed: each agrees with its definition; a failure is recorded with its reason."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def at_once(monkeypatch):
 
 @pytest.mark.parametrize(("name", "family", "left_out"), [(n, *of) for n, of in arms.FAMILIES.items()])
 def test_a_family_is_every_mechanism_of_it(name, family, left_out):
-    """Each in all ways that it serves, memories causal."""
+    """Each mechanism in every direction that it serves, memories only causally."""
     found, others = arms.arms_of(SETS[name]), {arm.split()[0] for arm in left_out}
     for mechanism in MECHANISMS.values():
         if mechanism.family == family and mechanism.name not in others:
@@ -34,12 +34,12 @@ def test_a_family_is_every_mechanism_of_it(name, family, left_out):
 
 def test_arms_that_keep_too_much_are_left_out():
     long = arms.arms_of(speed.case(4096, "family"))
-    assert "cosformer" in long and "taylor" not in long  # whose 4161 features would keep 1.1 GB
+    assert "cosformer" in long and "taylor" not in long  # Taylor's 4161 features would keep 1.1 GB
     assert "taylor" in arms.arms_of(speed.case(1024, "family"))
 
 
 def test_cases_have_few_chunks_and_positions_below_the_horizon():
-    """On CUDA, where chunks follow one another in a loop; on a CPU memories alone go far."""
+    """This holds on CUDA, where chunks run one after another in a loop; on a CPU only memories reach great lengths."""
     for cases, compiled in ((speed.cases, 16), (speed.memory_cases, 64)):
         for case in cases("cuda"):
             assert case["N"] % case["chunk"] == 0
@@ -52,14 +52,14 @@ def test_cases_have_few_chunks_and_positions_below_the_horizon():
 
 @pytest.mark.parametrize(("case", "arm"), ALL, ids=[f"{case['arms']}-{arm}" for case, arm in ALL])
 def test_every_arm_passes_its_check_in_half_precision(case, arm):
-    """In float32 each does in test_speed.py."""
+    """test_speed.py has the check in float32."""
     arms.check({**case, "dtype": "bfloat16"}, arm, arms.function(arm, case["chunk"]))
 
 
 @pytest.mark.parametrize("place", ["output", "gradient of q", "gradient of k", "gradient of v"])
 @pytest.mark.parametrize("arm", ["sdpa causal", "linear causal"])
 def test_the_check_finds_wrong_results(arm, place):
-    """An output that is off by a thousandth, or the gradient of one operand alone."""
+    """The output, or the gradient of one operand alone, is off by a thousandth."""
     right, where = arms.function(arm, 8), place[-1]
 
     def wrong(q, k, v):
@@ -71,7 +71,7 @@ def test_the_check_finds_wrong_results(arm, place):
 
 
 def test_gates_are_timed_and_checked_with_the_operands():
-    """An arm's gradient of a gate that is off is found."""
+    """The check finds a wrong gradient of one of an arm's gates."""
     case = SETS["delta"]
     operands, _ = arms.draw(case, "gated-delta causal")
     assert [x.shape for x in operands[3:]] == 2 * [operands[0].shape[:-1]]
@@ -83,7 +83,7 @@ def test_gates_are_timed_and_checked_with_the_operands():
 
 
 def test_the_recurrence_takes_one_token_at_a_time():
-    """The products of its closed form, and work in proportion to N, forward and backward."""
+    """Its products and its element-wise work double with N, forward and backward together."""
     work = []
     for N in (12, 24):
         case = speed.case(N, "recurrent", **TINY)
@@ -93,14 +93,14 @@ def test_the_recurrence_takes_one_token_at_a_time():
         work.append((counter.flops.total(), counter.elementwise.total()))
     (short, a), (long, b) = work
     assert long == 2 * short > 0
-    assert b == pytest.approx(2 * a, rel=0.05)  # the first and last token take a few sums less
+    assert b == pytest.approx(2 * a, rel=0.05)  # the first and last token take a few sums fewer
 
 
 # ------------------------------------------------------------------------------------------------- what fails
 
 
 def test_a_kernel_that_does_not_serve_is_recorded_as_such():
-    """On a CPU, of the kernels by their names, one materialises and one is fused."""
+    """Two of the named kernels serve on a CPU: one materialises the scores, one is fused."""
     record = measure(EXPERIMENTS["flash-speed"], SETS["kernels"], "cpu", seconds=0.01)
     served = {f"sdpa{kernel}{way}" for kernel in ("", " math", " flash") for way in ("", " causal")}
     assert set(record["repetitions"]) == served
@@ -149,8 +149,8 @@ def test_wrong_arms_are_not_timed(monkeypatch):
 
 @pytest.mark.parametrize("arm", ["favor causal", "linear causal", "hyperbolic causal", "cosformer causal"])
 def test_a_causal_call_stores_nothing_of_a_state_per_token(arm):
-    """The largest tensor has the features of all tokens, N m numbers, or a state for each chunk, N m V / C; a state for
-    each token would have N m V. All that is held at once grows like N."""
+    """The largest tensor holds the features of all tokens (N m numbers) or a state for each chunk (N m V / C); a state
+    for each token would take N m V. The memory that is held at once grows like N."""
     H, K, peaks = 2, 32, []
     m = MECHANISMS[arm.split()[0]].fast.keywords["feature_map"].width(K)
     for N in (512, 1024):

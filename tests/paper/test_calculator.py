@@ -1,4 +1,4 @@
-"""The calculator of the guide: what it shows is what the package says of the same sizes."""
+"""The calculator of the guide shows what the package computes for the same sizes."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def test_the_page_has_every_setting_and_the_table_needs_no_script():
     listed = data["costs"]["training true 2048 1024"]
     assert [name for name, *_ in listed] == [row.name for row in rows("training", True, 2048, 1024)]
     for (_, work, memory), row in zip(listed, rows("training", True, 2048, 1024), strict=True):
-        # three digits, whole from 100 on: to a relative 1/200
+        # shown with three digits, without decimals from 100 on: a relative error of at most 1/200
         assert abs(work / row.work - 1) <= 0.005
         assert abs(memory / row.memory - 1) <= 0.005
     assert data["mechanisms"]["flash"] == ["softmax", True]

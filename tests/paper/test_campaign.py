@@ -1,4 +1,4 @@
-"""The campaign on a GPU, rehearsed on a CPU: its order, that it goes on after a kill, what its first stage records."""
+"""The campaign on a GPU, rehearsed on a CPU: its order, its resumption after a kill, what its first stage records."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_whether_kernels_are_right_comes_first_and_every_timing_is_complete_in_t
 
 
 def test_a_campaign_that_is_cut_off_goes_on_where_it_was(tmp_path, capsys):
-    """The first call has time for the first stages; the second runs the rest, and nothing twice."""
+    """The first call is cut off in its third stage; the second call runs the rest, and nothing twice."""
     ran = []
 
     def run(case):
@@ -51,7 +51,7 @@ def test_a_campaign_that_is_cut_off_goes_on_where_it_was(tmp_path, capsys):
     assert cli.main(arguments, known, campaign=stages) == 0
     order = [("first", 0), ("second", 0), ("first", 1)]
     assert ran == [*order, ("first", 1), ("first", 2), ("second", 1), ("second", 2)]
-    assert capsys.readouterr().out.count("fresh") == 7  # three stages, the last of them cut off, and four
+    assert capsys.readouterr().out.count("fresh") == 7  # three stages, the last one cut off, then four
     assert len(list(tmp_path.glob("*/*.json"))) == 2
 
 
@@ -66,8 +66,8 @@ def test_the_first_stage_records_the_errors_of_each_precision(mechanism, monkeyp
     assert not found["failures"]
     assert found["repetitions"].keys() == set(agreement.DTYPES)
     for name, errors in found["repetitions"].items():
-        # Some dozens of roundings in a row, each of at most half the precision; gradients twice as many. In float32 the
-        # definition rounds as coarsely as the fast form, so that both err.
+        # Some dozens of roundings in a row, each of at most eps / 2; gradients have twice as many. In float32 the
+        # definition rounds as coarsely as the fast form, so that the errors of both count.
         most = (200 if name == "float32" else 100) * torch.finfo(getattr(torch, name)).eps
         assert all(0 <= error[0] < most for error in errors.values()), (name, errors)
 

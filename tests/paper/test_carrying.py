@@ -1,4 +1,4 @@
-"""Records go over to a changed code only by proof: a short case of each kind gave the same bits by both codes."""
+"""Records are carried over to changed code only on proof: a short case of each kind has the same bits by both codes."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ CASES = 40
 
 
 def aged(results, **kwargs):
-    """An experiment whose stored records are all of an earlier code, and of two kinds."""
+    """An experiment with stored records of two kinds, all made by an earlier version of the code."""
     experiment = fake(works=(1,) * CASES, short=lambda case: {"index": case["index"] % 2, "work": 1}, **kwargs)
     go(experiment, results)
     records.write(stored(results), list(map(of_other_code, records.read(stored(results)))))
@@ -39,7 +39,7 @@ def test_a_kind_is_all_of_a_short_case_but_its_seed_and_its_rate():
 
 @pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if one.short is not None])
 def test_short_cases_are_short(name):
-    """And are cases: those keys, with values of those types."""
+    """They are also valid cases: they have the keys of a case, with values of the same types."""
     experiment = EXPERIMENTS[name]
     for device in ("cpu", "cuda"):
         for case in map(experiment.short, experiment.cases(device)):
@@ -78,7 +78,7 @@ EXPERIMENTS = {{"fake": Fake()}}
 
 
 def committed(folder, bits, s):
-    """The commit of a repository whose experiment gives these bits, in so many seconds."""
+    """Commit an experiment that gives `bits` and reports `s` seconds; return the commit."""
     home = folder / "paper" / "experiments"
     home.mkdir(parents=True, exist_ok=True)
     (home.parent / "__init__.py").touch()
@@ -94,7 +94,7 @@ def committed(folder, bits, s):
 def test_records_of_another_processor_are_carried_over_by_kinds_on_which_both_codes_agree_here(
     tmp_path, monkeypatch, capsys, before, agreed
 ):
-    """What was stored need not be what is measured here, and stays; times may differ."""
+    """Stored results stay, even if they differ from what is measured here; times may differ."""
     results, tree = tmp_path / "results", tmp_path / "tree"
     experiment = aged(results)
     commit = committed(tree, before, 1.0)
@@ -127,7 +127,7 @@ def test_records_of_another_processor_are_carried_over_by_kinds_on_which_both_co
 
 
 def test_commits_and_cases_that_fail(tmp_path, monkeypatch):
-    """A commit that is not there, and code that fails."""
+    """A commit that does not exist, and code that fails."""
     experiment = aged(tmp_path / "results")
     tree = tmp_path / "tree"
     commit = committed(tree, "no_number", 1.0)

@@ -13,7 +13,7 @@ NOTHING = "nothing before it."
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_every_chapter_says_what_it_builds_on(chapter):
-    """On nothing, or on chapters before it, by links that lead there."""
+    """It builds on nothing, or on earlier chapters, and its links lead to them."""
     links = LINK.findall(chapter.line)
     assert links or chapter.line == LINE + NOTHING
     assert all(number < chapter.number for number in chapter.builds_on)

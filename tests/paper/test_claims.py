@@ -1,4 +1,4 @@
-"""The ledger: each claim has one verdict, derived in its chapter; damaged ledgers are refused; what readers see."""
+"""The ledger: each claim has one verdict, derived in its chapter; damaged ledgers are refused; how readers see it."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ def all_entries() -> list[Entry]:
     return [entry for entry, _ in stored(VERDICTS).values()]
 
 
-MOST_WORDS = 50  # of a sentence, a formula counts as one; what is longer is no sentence that one reads first
+MOST_WORDS = 50  # in a sentence, a formula counting as one; a longer sentence is not one to be read first
 
 
 def test_every_claim_has_a_verdict_and_a_sentence():

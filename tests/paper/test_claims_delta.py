@@ -66,7 +66,7 @@ def test_times_are_those_of_the_greatest_length_on_each_device(monkeypatch, rati
 
 
 def test_products_are_sorted_by_their_sides():
-    """2 x 3 x 4, with a vector, and 20 x 16 x 17, twice."""
+    """A product of 2 x 3 x 4, one with a vector, and two of 20 x 16 x 17."""
     with delta._Operations() as seen:
         torch.zeros(2, 3) @ torch.zeros(3, 4)
         torch.zeros(5, 3) @ torch.zeros(3)
@@ -78,13 +78,13 @@ def test_products_are_sorted_by_their_sides():
 
 
 def test_norms_by_hand():
-    """Orthogonal keys: 1 - 3/2 on both. Nearly parallel ones at once: 1 - 3/2 (1 + c)."""
+    """Orthogonal keys give 1 - 3/2 on both. Nearly parallel keys, written at once, give 1 - 3/2 (1 + c)."""
     assert list(forms.norms().values()) == [0.5, pytest.approx(1, abs=0.01), 0.5, 2]
     assert transitions.pair_norm(forms.NEAR, forms.STRENGTH) == pytest.approx(2, abs=0.01)
 
 
 def records(product, one, device="cpu-x"):
-    """Shares of right answers by arm, as the experiment stores them, its longest test first."""
+    """Records with given shares of right answers by arm, as the experiment stores them, the longest test first."""
     for arm, shares in (("delta-product", product), ("delta, beta to 2", one)):
         for seed, share in enumerate(shares, 1):
             answered = {**dict.fromkeys(reversed(forms.BEYOND), share), "tokens 1 to 16": 1.0}
@@ -103,7 +103,7 @@ ARMS = ("permutations", "delta-product", "delta, beta to 2", forms.BEYOND)
         (HIGH, LOW, CONDITIONAL),  # the gain shows; the norms still differ
         ([x + 0.001 for x in LOW], [x - 0.1 for x in LOW], CONDITIONAL),  # a small one, too
         (LOW, HIGH, REFUTED),
-        ((*HIGH[:4], 0.1), LOW, UNTESTABLE),  # one run in five that fails: by chance in 19 of 252
+        ((*HIGH[:4], 0.1), LOW, UNTESTABLE),  # one failed run in five: by chance this occurs in 19 of 252 choices
         (HIGH[:4], LOW, UNTESTABLE),  # too few
     ],
 )
@@ -120,11 +120,11 @@ def test_higher_rank_with_records(monkeypatch, stored, product, one, verdict):
 
 
 def test_the_interval_of_a_gain_by_hand(stored):
-    """Three tests: either end may leave out two of 25 differences, as 4 of 252 choices have less than three of them."""
+    """With three tests, each end may leave out two of the 25 differences: 4 of 252 choices have fewer than three."""
     stored(permutations=list(records(HIGH, LOW)))
     gains = forms.gained(*ARMS)
     assert list(gains) == [f"{test} on cpu-x" for test in forms.BEYOND]
-    assert set(gains.values()) == {(58.0, 66.0)}  # 56, 57, 58, ... 66, 67, 68
+    assert set(gains.values()) == {(58.0, 66.0)}  # of the differences 56, 57, 58, ... 66, 67, 68
     stored(permutations=[*records(HIGH, LOW), *records(HIGH, LOW, "cuda-y")])
     assert set(forms.gained(*ARMS).values()) == {(57.0, 67.0)}
 
@@ -138,7 +138,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_records_of_the_tests_beyond_training_are_there(name):
-    """A record that is lost takes a part of the claim's evidence with it."""
+    """If a record is lost, a part of the claim's evidence is lost with it."""
     task, beyond, arms = MEASURED[name]
     assert set(beyond) == {test for test, draw in task.tests.items() if draw.keywords["first"] > task.longest}
     gains = forms.gained(name, *arms, beyond)
@@ -156,7 +156,7 @@ def test_higher_rank_without_records(monkeypatch, stored):
 
 
 def test_stability_can_be_helped_or_not(monkeypatch):
-    """One remedy that helps makes that part conditional, none refutes it; errors unlike the derived ones refute."""
+    """If one remedy helps, that part is conditional, else refuted; errors unlike the derived ones refute it, too."""
     monkeypatch.setattr(delta, "nearer", lambda: {"orthogonalised": 0})
     assert delta.unstable().verdict == REFUTED
     monkeypatch.setattr(delta, "smaller", lambda: {"started elsewhere": 1})
@@ -176,7 +176,7 @@ def test_the_bias_by_loops():
         for j in range(i + 1):
             x = u[i]
             for t in range(i, j, -1):
-                # Of the length 1 up to the 1e-6 that is added to its square.
+                # It has length 1, up to the 1e-6 that is added to the squared length.
                 direction = w[t] / torch.sqrt(w[t] @ w[t] + 1e-6)
                 x = x - beta[t] * (direction @ x) * direction
             expected[i, j] = u_keys[j] @ x / math.sqrt(positions.WIDTH)
@@ -184,7 +184,7 @@ def test_the_bias_by_loops():
 
 
 def test_verdict_without_and_with_records(monkeypatch):
-    """What the measured gains add: that nothing was measured, or the verdict of the gain."""
+    """The measured gains add their verdict; without records the finding says that nothing was measured."""
 
     def found(gains):
         monkeypatch.setattr(forms, "gained", lambda *arms: gains)

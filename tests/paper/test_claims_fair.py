@@ -8,11 +8,11 @@ import pytest
 from turning import stored_verdicts
 
 FOLDER = Path(__file__).parents[2] / "paper" / "claims" / "evidence"
-EVIDENCE = sorted({*FOLDER.glob("*.py")} - {FOLDER / "common.py"})  # which has helpers, whose calls are looked at
+EVIDENCE = sorted({*FOLDER.glob("*.py")} - {FOLDER / "common.py"})  # its helpers are checked where they are called
 
 # -------------------------------------------------------------------------------- the same statement, the same verdict
 
-# What several claims state, or parts of them: (claim, label of the part).
+# Statements that several claims, or parts of them, make: (claim, label of the part).
 SAME = {
     "the softmax of the scores takes O(N^2)": (
         ("S0.1.1b", "softmax"),
@@ -90,17 +90,17 @@ def test_a_part_that_is_gone_is_noticed():
 
 # ------------------------------------------------------------------------------------------ nothing rests on a constant
 
-# Rules, and helpers that call them, whose second argument was computed; of `orders`, the second entry of its rows.
+# Rules, and helpers that call them: their second argument must be computed; for `orders`, the second entry of a row.
 MEASURED = {
     "printed", "counted", "growth", "bound", "holds", "region", "effect", "improves", "outperforms", "loses_nothing",
     "saves", "orders", "untestable", "without_records",
 }  # fmt: skip
 MISSING = ("untestable", "without_records")
-SYMBOLS = "ortho.cost.big_o"  # a formula of these alone is typed in, too
+SYMBOLS = "ortho.cost.big_o"  # a formula made of these alone counts as typed in, too
 
 
 def constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """What a module gives names to, at its top, and the symbols that it imports."""
+    """The values that a module names at its top level, and the symbols that it imports."""
     found: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -113,7 +113,7 @@ def constants(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def typed(node: ast.expr, known: dict[str, ast.expr]) -> bool:
-    """Whether an expression is made of literals alone, of symbols, and of names of such."""
+    """Whether an expression is made only of literals, of symbols, and of names of such expressions."""
     if isinstance(node, ast.Name):
         return node.id in known and typed(known[node.id], {name: x for name, x in known.items() if name != node.id})
     if isinstance(node, ast.Dict):
@@ -141,7 +141,7 @@ BRANCHES = ast.If | ast.IfExp | ast.For | ast.comprehension
 
 
 def always(function: ast.AST, call: ast.Call) -> bool:
-    """Whether a function cannot get round a call: no branch is above it, and none returns before."""
+    """Whether a function always reaches a call: no branch contains it, and none returns before it."""
     body = getattr(function, "body", [])
     for statement in body if isinstance(body, list) else [body]:
         if any(node is call for node in ast.walk(statement)):
@@ -153,9 +153,9 @@ def always(function: ast.AST, call: ast.Call) -> bool:
 
 
 def faults(source: str) -> Iterator[str]:
-    """The calls of rules whose measured side is typed in, or is what it is compared with.
+    """The calls of rules whose measured side is typed in, or is the same as the side it is compared with.
 
-    That something is missing may be written, if it is said only where it is found to be missing.
+    Code may say in typed words that something is missing, if it says so only after finding it missing.
     """
     tree = ast.parse(source)
     known = constants(tree)

@@ -73,7 +73,7 @@ def test_shares_by_hand():
 
 @pytest.mark.parametrize("d", [128, 512])
 def test_shares_are_counted(d):
-    """On running projections, of twice as many FLOPs as multiplications."""
+    """Counted on running projections; FLOPs are twice the multiplications."""
     x = torch.randn(1, 1, d)
     dense = count_forward(FrozenProjection(d, 2, draw="gaussian"), x)[0]
     assert dense == 2 * 2 * d**2
@@ -86,7 +86,7 @@ def test_shares_are_counted(d):
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_several_merged_heads(heads):
-    """A head's scores are those of x (W_Q W_K^T) and x, at as many FLOPs as one matrix a head has."""
+    """A head's scores are the products of x (W_Q W_K^T) with x; they cost the FLOPs of one matrix for each head."""
     d = 16
     both = FrozenProjection(d, heads, dtype=torch.float64)
     w_q, w_k = (w.view(heads, d // heads, d) for w in (both.weight_q, both.weight_k))
@@ -140,7 +140,7 @@ def test_rows_are_of_the_materialised_form(monkeypatch):
 
 
 def record(device="cpu-a", seconds=(2.0, 1.0), threads=1, **case):
-    """A record of a device whose phases take `seconds` each, learned and frozen, by the process's own clock."""
+    """A record in which each phase takes `seconds` (learned, frozen) by the process's own clock."""
     arms = {}
     for arm, value in zip(("learned", "frozen"), seconds, strict=True):
         arms[arm] = {f"{p}_cpu_s": [value] * 3 for p in measured.PHASES} | {
@@ -230,15 +230,15 @@ def test_limits_in_closed_form(n):
     assert limit(n, 768, of=block) == pytest.approx(100 / (17 + 3 * r), rel=1e-12)
     assert limit(n, 768, form="fast") < limit(n, 768)
     for s in (1 / 7, 0.5, 0.9):
-        left = 1 - (1 - s) / (6 + 3 * r) - s / 2  # of the standard step
+        left = 1 - (1 - s) / (6 + 3 * r) - s / 2  # the share of the standard step that is left
         assert limit(n, 768, optimiser=s) == pytest.approx(100 / left - 100, rel=1e-12)
         left = 1 - (1 - s) / (18 + 3 * r) - s / 6
-        assert limit(n, 768, optimiser=s, of=block) == pytest.approx(100 / left - 100, rel=1e-3)  # but for the norms
+        assert limit(n, 768, optimiser=s, of=block) == pytest.approx(100 / left - 100, rel=1e-3)  # up to the norms
         assert limit(n, 768, optimiser=s, of=block) < 20
 
 
 def test_the_share_of_an_update_by_hand():
-    """Seconds of 28 bytes a weight and of 26 N d^2 FLOPs, N = d/6, at the peaks; with many sequences it vanishes."""
+    """28 bytes a weight and 26 N d^2 FLOPs, N = d/6, both at peak rates; with many sequences the share vanishes."""
     update, products = 28 * 4 * 768**2 / 3.35e12, 26 * 128 * 768**2 / 989e12
     assert update_share(128, 768) == pytest.approx(update / (update + products), rel=1e-12)
     assert update_share(128, 768, sequences=10**6) < 1e-4
@@ -259,7 +259,8 @@ def test_even_length_is_the_shortest(form):
 
 
 def test_limits_of_whole_models_by_hand():
-    """Products by model, with the two forms' ways to count pairs of tokens; the kinder one is the bound."""
+    """Each model's products, with pairs of tokens as either form counts them; the form that allows more is the
+    bound."""
     N, d = 512, 768
     pooler = 3 * 2 * d * d
     step = 12 * (72 * N * d**2 + 12 * N**2 * d) + pooler
@@ -269,7 +270,7 @@ def test_limits_of_whole_models_by_hand():
     step = 24 * (72 * N * d**2 + pairs) + read_out
     assert whole_limit("GPT-2 medium") == pytest.approx(100 * (step / (step - 24 * 4 * N * d**2) - 1))
     N, d = 197, 768
-    ends = 2 * 2 * 196 * d * d + 3 * 2 * 1000 * d  # patches, of which only the weights' gradient; head
+    ends = 2 * 2 * 196 * d * d + 3 * 2 * 1000 * d  # patches (of the gradients only the weights'), and the head
     step = 12 * (72 * N * d**2 + 12 * N**2 * d) + ends
     assert whole_limit("ViT") == pytest.approx(100 * (step / (step - 12 * 4 * N * d**2) - 1))
 
@@ -283,7 +284,7 @@ def test_a_whole_model_gains_less_than_its_layers(name):
 
 
 def test_weights_of_whole_models():
-    """Two matrices and their biases a layer are frozen; in FP16 a gradient and two moments of each are saved."""
+    """Two matrices and their biases are frozen in each layer; in FP16 a gradient and two moments of each are saved."""
     for name, layers, width, published in (
         ("BERT-base", 12, 768, 109_482_240),
         ("GPT-2 medium", 24, 1024, 354_823_168),
@@ -300,7 +301,7 @@ def test_weights_of_whole_models():
 
 
 def test_the_task_in_words():
-    """A token's key is found among the axes, and its target is the value which stands beside the next key."""
+    """A token's key is found among the axes, and its target is the value beside the next key."""
     embedding = lookup.apart(entries=5)
     x, target = lookup.sequences(embedding, 7)
     assert torch.allclose(x.square().mean(-1), torch.ones(7, 5).double())  # mean square one
@@ -315,7 +316,7 @@ def test_the_task_in_words():
 
 
 def test_least_error_is_a_minimum():
-    """No random attempt is better; and the layer that solves the task has no error to speak of."""
+    """No random attempt has a smaller error, and the layer that solves the task has next to no error."""
     data = lookup.sequences(lookup.apart(6), 40)
     frozen = lookup.attention_layer("frozen")
     least = lookup.least_error(frozen, data)
@@ -328,7 +329,7 @@ def test_least_error_is_a_minimum():
 
 @pytest.mark.bad_input
 def test_fixed_weights_reach_their_bound():
-    """A Synthesizer with equal weights on all other tokens; its error is the bound up to the sample's spread."""
+    """The error of a Synthesizer with equal weights on all other tokens is the bound, up to the sample's spread."""
     embedding = lookup.apart()
     data = lookup.sequences(embedding, 400)
     module = SynthesizerAttention(lookup.D_MODEL, lookup.HEADS, lookup.ENTRIES, dtype=torch.float64)
@@ -342,7 +343,7 @@ def test_fixed_weights_reach_their_bound():
 
 @pytest.mark.parametrize("name", ["linear", "favor"])
 def test_rank_bound(name):
-    """Against random attempts: the weights of few features stay as far from a permutation as their rank says."""
+    """In random attempts the weights of few features stay as far from a permutation as their rank requires."""
     generator = torch.Generator().manual_seed(3)
     eye = torch.eye(12, dtype=torch.float64)
     width = 3
@@ -357,7 +358,7 @@ def test_rank_bound(name):
 
 
 def test_heads_of_linear_attention_solve_the_lookup_together():
-    """Not without the head that takes the means away; and with all features in use there is none left for it."""
+    """They fail without the head that subtracts the means; if all features are in use, none is left for that head."""
     embedding = lookup.apart()
     data = lookup.sequences(embedding)
     layer = lookup.linear_solution(embedding)

@@ -1,4 +1,4 @@
-"""Evidence that reads trained models: other outcomes of the runs are other verdicts, and missing runs are none."""
+"""Evidence that reads trained models: other outcomes of the runs give other verdicts, and missing runs give none."""
 
 import pytest
 from learning_fakes import CPU, GPU, SEEDS, digits, made_up, real, record, task, text
@@ -52,7 +52,7 @@ NO_GAIN = dict.fromkeys(TEXT, 3.0), dict.fromkeys(DIGITS, 0.7)  # no arm is bett
 
 @pytest.fixture
 def combined(stored):
-    """Puts records of these levels in place: arm -> bits, and share of digits; task -> arm -> runs that learn it."""
+    """Stores records at given levels: arm -> bits, arm -> share of digits, task -> arm -> runs that learn it."""
 
     def put(bits=TEXT, shares=DIGITS, tasks=None):
         learnt = [run for name, arms in (tasks or {}).items() for arm, n in arms.items() for run in task(name, arm, n)]
@@ -65,18 +65,18 @@ def combined(stored):
     ("bits", "shares", "verdict"),
     [
         (TEXT, DIGITS, CONFIRMED),
-        (TEXT | {"frozen delta": 2.9}, DIGITS, CONDITIONAL),  # one of six
+        (TEXT | {"frozen delta": 2.9}, DIGITS, CONDITIONAL),  # one of six kinds loses
         (TEXT | {f"frozen {kind}": 2.9 for kind in KINDS}, DIGITS | {"frozen linear": 0.8}, REFUTED),
-        (TEXT | {f"frozen {kind}": 2.9 for kind in KINDS}, DIGITS, CONDITIONAL),  # digits lose nothing
+        (TEXT | {f"frozen {kind}": 2.9 for kind in KINDS}, DIGITS, CONDITIONAL),  # on digits nothing is lost
         (
             TEXT | {f"frozen {kind}": 2.9 for kind in KINDS},
             DIGITS | {"linear": 0.8, "frozen linear": 0.8},
             CONDITIONAL,
         ),
-        (TEXT, DIGITS | {"frozen": 0.95}, CONDITIONAL),  # beside ORA
+        (TEXT, DIGITS | {"frozen": 0.95}, CONDITIONAL),  # a loss against ORA
         (TEXT | {f"frozen {kind}": 2.2 for kind in KINDS}, DIGITS | {"frozen linear": 0.99}, CONFIRMED),
-        (TEXT | {"frozen": 1.0}, DIGITS, CONFIRMED),  # on bytes ORA has positions as well, and is only noted
-        # a difference that shows is kept, also beside an arm that is no better than heads which see no other token
+        (TEXT | {"frozen": 1.0}, DIGITS, CONFIRMED),  # on bytes ORA has positions as well, so that it is only noted
+        # a difference that shows counts, even against an arm that is no better than heads which see no other token
         (TEXT | {"linear": 3.0, "frozen linear": 3.5}, DIGITS, CONDITIONAL),
         (TEXT | {"linear": 3.0, "frozen linear": 2.5}, DIGITS, CONFIRMED),
         (NO_GAIN[0] | {"frozen linear": 3.5}, NO_GAIN[1], REFUTED),
@@ -91,7 +91,7 @@ def test_the_verdict_follows_what_is_lost(combined, bits, shares, verdict):
 
 
 def test_where_there_is_nothing_to_lose_nothing_is_judged(combined):
-    """Beside an arm that is no better than heads which see no other token there is no loss, and nothing else."""
+    """Against an arm that is no better than heads which see no other token, a missing loss shows nothing."""
     combined(TEXT | {"linear": 3.0, "frozen linear": 3.0})
     found = combinations.with_other_attention()
     left_out = "not shown to be better than heads that see no other token: frozen linear against linear, bits a byte"
@@ -121,12 +121,12 @@ BOTH, ONE = {"learned": 10, "linear": 10}, {"learned": 10, "linear": 0}
         ({"copying": ONE, "mqar": ONE}, {}, REFUTED),
         ({"copying": {"learned": 10, "linear": 6}}, {}, UNTESTABLE),  # six of ten may be chance
         ({"copying": {"learned": 0, "linear": 0}}, {}, UNTESTABLE),  # nobody learns it
-        ({"copying": BOTH, "mqar": {"learned": 5, "linear": 0}}, {}, CONFIRMED),  # nor that, for sure
+        ({"copying": BOTH, "mqar": {"learned": 5, "linear": 0}}, {}, CONFIRMED),  # mqar is not surely learnt
         ({"copying": {"learned": 10}}, {}, UNTESTABLE),
         ({}, {}, UNTESTABLE),
         ({"copying": BOTH}, {"linear": 0.99}, CONFIRMED),
         ({"copying": BOTH}, {"linear": 0.7}, REFUTED),
-        ({"copying": BOTH}, {"learned": 0.7}, UNTESTABLE),  # softmax sees no more than heads that see no other token
+        ({"copying": BOTH}, {"learned": 0.7}, UNTESTABLE),  # softmax is no better than heads that see no other token
         ({"copying": BOTH}, {"learned": 0.7, "linear": 0.6}, UNTESTABLE),
     ],
 )
@@ -139,7 +139,7 @@ def test_linear_attention_in_other_fields(combined, tasks, shares, verdict):
 
 @pytest.mark.parametrize(("linear", "verdict"), [(2.5, REFUTED), (1.9, CONFIRMED)])
 def test_linear_attention_on_text(combined, linear, verdict):
-    """Heads that both know positions are compared."""
+    """Only heads that both know positions are compared."""
     placed = {"learned": 2.0, "learned + embeddings": 2.0, "linear + embeddings": linear}
     combined(TEXT | placed, DIGITS | {"linear": 0.95})
     assert combinations.beside_softmax().verdict == (CONFIRMED if verdict == CONFIRMED else CONDITIONAL)
@@ -202,7 +202,7 @@ def test_runs_are_compared_by_their_rule(stored):
 
 
 def rates(**successes):
-    """A setting of which each arm has learnt the task in so many of ten runs."""
+    """A setting in which each arm has learnt the task in the given number of ten runs."""
     arms = {
         arm: Learnt("a task", arm, tuple(range(10)), (0.5,) * 10, (100,) * n + (None,) * (10 - n))
         for arm, n in successes.items()
@@ -227,7 +227,7 @@ def test_rates_of_successes_are_compared_by_exact_intervals(ours, theirs, outcom
         ((0.0, 0.0), 0.0, CONFIRMED, CONFIRMED),
         ((0.3, 0.0), 0.0, CONDITIONAL, REFUTED),  # images are no task of language
         ((0.3, 0.1), 0.0, REFUTED, REFUTED),
-        ((0.0, 0.0), 0.3, REFUTED, CONFIRMED),  # other frozen matrices than orthogonal ones lose
+        ((0.0, 0.0), 0.3, REFUTED, CONFIRMED),  # frozen matrices that are not orthogonal lose
     ],
 )
 def test_the_open_questions_are_answered_by_the_outcomes(stored, lost, draws, tried, tasks):
@@ -245,7 +245,7 @@ def test_the_open_questions_are_answered_by_the_outcomes(stored, lost, draws, tr
     [
         ({"learned": 0.9, "frozen": 0.9, "identity": 0.9}, REFUTED),  # nothing to lose: left out
         ({"learned": 0.8, "frozen": 0.9, "identity": 0.9}, CONDITIONAL),  # a gain shows
-        ({"learned": 0.9, "frozen": 0.9, "identity": 0.8}, CONDITIONAL),  # nothing is lost of what there is
+        ({"learned": 0.9, "frozen": 0.9, "identity": 0.8}, CONDITIONAL),  # what could be lost is not lost
     ],
 )
 def test_where_nothing_can_be_lost_only_what_shows_counts(stored, shares, verdict):
@@ -259,7 +259,7 @@ def test_where_nothing_can_be_lost_only_what_shows_counts(stored, shares, verdic
 
 @pytest.mark.parametrize(("identity", "verdict"), [(0.7, CONDITIONAL), (0.9, REFUTED)])
 def test_digits_count_where_attention_is_needed(stored, identity, verdict):
-    """Frozen heads do better on digits, which says nothing where heads that see no other token do as well."""
+    """Frozen heads do better on digits; that says nothing if heads that see no other token do as well."""
     shares = {"learned": 0.8, "frozen": 0.9, "identity": identity}
     stored(bytes=runs(text, {"learned": 2.7, "frozen": 3.0}), images=runs(digits, shares))
     found = freezing.generalisation()
@@ -327,7 +327,7 @@ def test_stacks_are_compared_by_the_rule(more, outcome):
     ("learned", "verdict"), [({}, REFUTED), ({False: 3.0}, CONDITIONAL), ({True: 3.0, False: 3.0}, CONFIRMED)]
 )
 def test_stability_is_judged_against_learned_heads(monkeypatch, learned, verdict):
-    """Frozen heads pass everywhere; they avoid something only where learned heads do not pass."""
+    """Frozen heads pass everywhere, but they avoid a failure only where learned heads do not pass."""
 
     def decades(arm, residual, stage, seed):
         return learned.get(residual, 0.5) if arm == "learned" else 0.5
@@ -340,12 +340,12 @@ def test_stability_is_judged_against_learned_heads(monkeypatch, learned, verdict
 
 # ----------------------------------------------------------------------------------- orthogonal or Gaussian (S0, 5.2d)
 
-# What the others have more than the orthogonal matrices of the right scale.
+# How many bits a byte the other draws have above orthogonal matrices of the right scale.
 MORE = {"low-rank": 0.2, "4 x": 0.3, "1/4 x": 0.4, "Gaussian": 0.0}
 
 
 def drawn(device=CPU, digits_more=None, **more):
-    """Runs of all arms; `more` changes what those of a way have more, by its name or by arm."""
+    """Runs of all arms; `more` changes how far a way of drawing is above the orthogonal one, by its name or by arm."""
     more = {**MORE, **{name.replace("_", " "): value for name, value in more.items()}}
     ways = {"frozen": MORE, "stopped": MORE, "learned": initialisation.WAYS[:2]}
     bits = dict.fromkeys(ways, 2.0)
@@ -357,7 +357,7 @@ def drawn(device=CPU, digits_more=None, **more):
 
 @pytest.fixture
 def judge(stored):
-    """The finding, given the records."""
+    """A function that gives the finding for given records."""
 
     def judged(records):
         stored(**records)
@@ -374,7 +374,7 @@ def judge(stored):
         ({"Gaussian": -0.1}, REFUTED),
         ({"frozen_Gaussian": 0.1}, CONFIRMED),
         ({"stopped_Gaussian": 0.1}, REFUTED),  # another layer than the source's
-        ({"digits_more": 0.03}, REFUTED),  # another task than one that needs attention
+        ({"digits_more": 0.03}, REFUTED),  # on digits, a task that does not need attention
         ({"Gaussian": 0.1, "frozen_low-rank": 0.0}, REFUTED),
         ({"Gaussian": 0.1, "1/4 x": 0.0, "4 x": 0.0}, CONFIRMED),  # another scale says nothing of other laws
     ],
@@ -440,7 +440,7 @@ AS_CLAIMED = {
 
 
 def beside(arm, more=0.0, **kwargs):
-    """Runs of an arm, by what they have more than 2 bits a byte."""
+    """Runs of an arm at 2 + `more` bits a byte."""
     return text(arm, 2 + more, **kwargs)
 
 
@@ -457,7 +457,7 @@ def test_a_claim_that_holds_is_confirmed(stored):
     [
         # every fixed kind loses without a learned head
         (dict.fromkeys(one_learned_head.FIXED, 0.5), REFUTED, "frozen: 0.5 bits a byte (worse)"),
-        # one learned head is not enough, wherever the others
+        # one learned head is not enough, whatever the others are
         ({arm: 0.1 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0.1 bits a byte (worse)"),
         # one learned head is no better than none
         ({arm: 0.01 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0 bits a byte (equivalent)"),

@@ -26,7 +26,7 @@ from paper.claims.evidence.methods import EXACT, misplaced
 
 
 def test_each_reading_of_the_printed_sum():
-    """In loops; and what is divided as it should be is linear attention."""
+    """The readings agree with loops, and the sum with the right division is linear attention."""
     q, k, v = linear.operands(5, 3).exp()
     everything = sum(float(x) for x in k.flatten())
     by_reading = {name: torch.zeros(5, 3, dtype=q.dtype) for name in linear.READINGS}
@@ -63,7 +63,7 @@ def test_two_pairs_of_the_same_score():
     assert (q * k).sum(-1).tolist() == [1, 1]
     by_hand = [sum(1 + t + t**2 for t in products) for products in ((1, 0), (Fraction(1, 2),) * 2)]
     assert linear.of_same_score(Powers(2)) == tuple(map(float, by_hand)) == (4, 3.5)
-    score = 1 / math.sqrt(2)  # Taylor's is divided by the root of the width
+    score = 1 / math.sqrt(2)  # Taylor's score is divided by the root of the width
     expected = 1 + score + score**2 / 2
     assert linear.of_same_score(Taylor(2)) == pytest.approx((expected, expected))
 
@@ -140,19 +140,19 @@ def test_the_algorithm_tends_to_its_limit_with_orthonormal_rows():
     omega = unit_norm_rows(64 * features.WIDTH, features.WIDTH, generator=generator(1), dtype=torch.float64)
     limit = features.printed_limit(x, y)
     assert misplaced(features.printed_algorithm(x, y, values, omega), limit) < 0.5  # of 100 per cent
-    # Nothing but the keys' lengths is left, up to the seven parts in a thousand that depend on the query.
+    # Only the keys' lengths matter, up to the seven parts in a thousand that depend on the query.
     by_length = (-y.square().sum(-1) / 2).softmax(-1).expand_as(limit)
     assert misplaced(limit, by_length) < 1 and features.query_share(limit) < 1
 
 
 def test_query_share():
-    two_alike = torch.tensor([[1, 0], [1, 0], [0, 1]]).double()  # a third, a third, two thirds off their mean
+    two_alike = torch.tensor([[1, 0], [1, 0], [0, 1]]).double()  # off their mean by a third, a third and two thirds
     assert features.query_share(two_alike) == pytest.approx(100 * 4 / 9)
     assert features.query_share(torch.full((4, 4), 0.25).double()) == 0
 
 
 def test_spread_of_the_weights():
-    """Against the spread of one weight at a time."""
+    """The spread equals the one computed weight by weight."""
     x, y, _ = features.scaled(0.125, 32, 16)
     assert float((x[:, None] + y).square().sum(-1).mean()) == pytest.approx(1, rel=0.1)
     omega = omegas(iid_features, 16, 16, 50, generator=generator(1))
@@ -163,7 +163,7 @@ def test_spread_of_the_weights():
 
 
 def test_steadied_intervals():
-    """The control's hold 0, in which they fail once in a hundred times; the gain at small norms is above them."""
+    """The control's intervals contain 0, failing once in a hundred times; the gain at small norms lies above them."""
     for square in (1, 16):
         (low, high), (least, most) = features.steadied(square)
         assert least < 0 < most and 0 < low < high
@@ -175,7 +175,7 @@ def test_steadied_intervals():
 
 
 def test_trigonometric_over_positive():
-    """By hand at score 1; and drawn, with pairs of shorter vectors, for which the variances can be sampled."""
+    """By hand at score 1, and its sign at the chapter's scores."""
     by_hand = log(2 * (cosh(2) - 1) / (exp(6) - 1))
     assert features.trigonometric_over_positive(1.0) == pytest.approx(by_hand)
     signs = [features.trigonometric_over_positive(score) > 0 for score in features.SCORES]
@@ -196,12 +196,12 @@ def test_distortions_differ_by_the_factor(width):
     else:
         assert (
             1 - k / width < raw <= 1 - (1 - rescaled) * k / width + 1e-12
-        )  # equal but for rounding, if one pair is both
+        )  # equal up to rounding if one pair attains both
         assert rescaled < features.EPS
 
 
 def test_the_limit_is_the_hardest_case():
-    """No orthogonal draw is more likely to fail, in any space of these."""
+    """In none of these spaces is an orthogonal draw more likely to fail."""
     for n, eps in features.SIZES:
         k = dimension(n, eps)
         assert all(failure_bound(n, width, k, eps) < features.unlikely(n, eps) for width in (k, k + 1, 4 * k, 64 * k))

@@ -1,4 +1,4 @@
-"""Evidence where there is little to learn from: made-up records of every outcome, and the batch that memory allows."""
+"""Evidence where training data are few: made-up records of every outcome, and the batch that memory allows."""
 
 import pytest
 from learning_fakes import ALL, CPU, GPU, SEEDS, made_up, real, text
@@ -22,8 +22,8 @@ def little(arm, bits, **choice):
 
 
 def test_a_batch_by_hand():
-    """A byte less than the model and n sequences take holds n - 1; what freezing spares is 2 d^2 a layer, of weights
-    and biases."""
+    """One byte less than the model and n sequences take holds n - 1 sequences. In each layer freezing spares two
+    matrices of d^2 weights, and their biases."""
     for name, by in (("BERT-base", "FP32"), ("ViT", "mixed"), ("GPT-2 medium", "mixed")):
         at, size = CONFIGURATIONS[evidence.SCENARIOS[name].published], evidence.PRECISIONS[by]
         spared = at.L * 2 * (at.d**2 + at.d)
@@ -37,13 +37,13 @@ def test_a_batch_by_hand():
 
 
 def test_activations_are_those_of_one_sequence_more():
-    """With frozen matrices as with learned ones."""
+    """They are the same with frozen matrices as with learned ones."""
     for name in evidence.SCENARIOS:
         at = CONFIGURATIONS[evidence.SCENARIOS[name].published]
         five, six = (at.cost(B, projection="frozen").saved_bytes for B in (5, 6))
         assert evidence.one_sequence(name, "FP32") == six - five
         half, whole = (evidence.one_sequence(name, by) for by in ("mixed", "FP32"))
-        assert whole / 2 < half < 0.51 * whole  # what norms keep beside stays in float32
+        assert whole / 2 < half < 0.51 * whole  # what norms keep besides stays in float32
 
 
 def test_the_batch_holds_where_a_sequence_fits(monkeypatch):
@@ -94,7 +94,7 @@ def gap_on_the_least():
     [(1.5, 1.4, CONFIRMED), (1.5, 0.9, CONDITIONAL), (0.9, 0.8, REFUTED), (1.0, 1.0, REFUTED)],
 )
 def test_the_gap_is_judged_on_the_least_text(stored, frozen, positional, verdict):
-    """All arms have the same loss on other text; what they have seen tells their gaps apart."""
+    """All arms have the same loss on other text; their gaps differ by the losses on the text that they have seen."""
     least = [
         *little("learned", 2.5, gap=2.5 - 1.0),
         *little("frozen", 2.5, gap=2.5 - frozen),
@@ -156,7 +156,7 @@ def test_the_printed_table_waits_for_its_size(stored):
 
 @pytest.mark.parametrize(("fixed", "table", "parity"), [(0.354, CONFIRMED, CONFIRMED), (0.30, CONDITIONAL, REFUTED)])
 def test_the_printed_table_is_judged_at_its_size(stored, monkeypatch, fixed, table, parity):
-    """Made-up scores lie 5 points higher than they are asked for."""
+    """The made-up scores are 5 points higher than the scores that `real` is asked for."""
     monkeypatch.setattr(evidence, "STANDARD", 10_000)
     scores = {evidence.LEARNED: 0.355, evidence.FIXED: fixed, evidence.SINGLE: 0.341}
     stored(translation=real(scores, 10_000))
@@ -168,8 +168,8 @@ def test_the_printed_table_is_judged_at_its_size(stored, monkeypatch, fixed, tab
     ("fixed", "single", "gain", "beats"),
     [
         (0.33, 0.25, CONFIRMED, CONFIRMED),  # 3 points, the source's most
-        (0.32, 0.25, CONDITIONAL, CONFIRMED),  # a gain that does not come to 3 points
-        (0.37, 0.25, CONDITIONAL, CONFIRMED),  # or passes them
+        (0.32, 0.25, CONDITIONAL, CONFIRMED),  # a gain of less than 3 points
+        (0.37, 0.25, CONDITIONAL, CONFIRMED),  # a gain of more than 3 points
         (0.30, 0.25, REFUTED, CONFIRMED),
         (0.30, 0.30, REFUTED, REFUTED),
         (0.27, 0.35, REFUTED, REFUTED),
@@ -195,7 +195,7 @@ def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored, m
 
 
 def test_always_has_no_range_and_a_made_up_language_is_told_only(stored):
-    """A gain over eight heads counts in the source's range, one over a single head at all numbers of real pairs."""
+    """A gain over eight heads counts in the source's range, a gain over one head at all numbers of real pairs."""
     scores, other = (
         {evidence.LEARNED: 0.3, evidence.FIXED: 0.33, evidence.SINGLE: 0.25},
         {evidence.LEARNED: 0.3, evidence.FIXED: 0.2, evidence.SINGLE: 0.3},
@@ -216,7 +216,7 @@ def test_the_most_is_what_is_shown_at_least(stored):
     base, fixed = real({evidence.LEARNED: 0.3}, 10_000), real({evidence.FIXED: 0.35}, 10_000)
     stored(translation=[*base, *fixed])
     assert "not at passed nowhere: 5 BLEU" in evidence.points_gained().ours
-    for seed, one in enumerate(fixed):  # gains of 1 to 5: what is shown is less than their mean
+    for seed, one in enumerate(fixed):  # gains of 1 to 5: the gain that is shown is less than their mean
         (score,) = base[seed]["repetitions"]["test"]["bleu_fraction"]
         one["repetitions"]["test"]["bleu_fraction"] = [score + (seed + 1) / 100]
     stored(translation=[*base, *fixed])
@@ -231,7 +231,7 @@ def test_pairs_drawn_anew_are_not_few(stored):
 
 
 def test_records_of_a_gpu_are_read_where_there_are_no_others(stored):
-    """With the numbers of pairs and the arms that there are on such a device; a CPU's go before them."""
+    """They give the numbers of pairs and the arms measured on such a device; a CPU's records take precedence."""
     large = real({evidence.LEARNED: 0.3, "8 stopped": 0.4}, 29_000, device=GPU)
     stored(translation=large)
     assert list(evidence.few_pairs("translation")) == [29_000]
@@ -254,13 +254,13 @@ def test_without_a_gain_there_is_nothing_to_explain(stored):
 @pytest.mark.parametrize(
     ("gap", "frozen", "verdict", "words"),
     [
-        (0.2, 0.35, UNTESTABLE, "1,000 pairs: 0.3 (confirmed)"),  # steadiness is not told
+        (0.2, 0.35, UNTESTABLE, "1,000 pairs: 0.3 (confirmed)"),  # steadiness is not known
         (0.9, 0.35, REFUTED, "no gain anywhere (refuted)"),
         (0.2, 0.31, REFUTED, "8 frozen (German to English, 1,000 pairs): 20 %: outside everywhere (refuted)"),
     ],
 )
 def test_a_gain_is_asked_for_its_causes(stored, gap, frozen, verdict, words):
-    """Unseen pairs take less more than seen ones, or not; another arm with as few parameters gains as much, or not."""
+    """Unseen pairs lose less against seen ones, or not; another arm with as few parameters gains as much, or not."""
     others = {evidence.LEARNED: 0.3, "8 frozen": frozen}
     stored(translation=[*real(others), *real({evidence.FIXED: 0.35}, gap=gap)])
     found = evidence.causes()

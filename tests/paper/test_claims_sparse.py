@@ -48,7 +48,7 @@ def test_the_closed_form_with_global_tokens(n, w, g):
 
 
 def test_sequences_longer_than_the_window():
-    """The growth of N w is compared where N >= w: it is not that of N^2, nor of N."""
+    """Growth is compared where N >= w; there the order N w is neither N^2 nor N."""
     assert patterns.time("N*k*d", patterns.LATEST, "k").verdict == CONFIRMED
     assert patterns.time("N^2*d", patterns.LATEST, "k").verdict == CORRECTED
     assert patterns.time("N*d", patterns.LATEST, "k").verdict == REFUTED
@@ -92,7 +92,7 @@ def test_the_picture_by_sets(hubs_read):
     n, stride = 22, 4
 
     def read(i):
-        """In the first layer: a token reads its hub, or a hub its tokens."""
+        """What token i reads in the first layer: a token reads its hub, or a hub reads its tokens."""
         block = range(i, min(i + stride, n)) if i % stride == 0 else ()
         return {i, *block} if hubs_read else {i, i // stride * stride}
 
@@ -109,14 +109,14 @@ def timed(arm, ratio, flops, N=4096, device="gpu-a"):
 
 @pytest.fixture
 def beside(monkeypatch):
-    """Sets what the records of pattern-speed say of patterns beside the attention that sees the same keys."""
+    """Sets what pattern-speed's records say of patterns beside the attention that sees the same keys."""
     monkeypatch.setattr(experiments, "load", lambda name: [name])
     return lambda *rows: monkeypatch.setattr(attention_rows, "beside_alike", lambda *_: list(rows))
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.3, CONFIRMED), (0.5, REFUTED)])
 def test_blocks_by_the_clock(beside, ratio, verdict):
-    """A FLOP in blocks against those of the others, 2 to 4 times softmax's."""
+    """The time of a FLOP in blocks is compared with those of the others, which are 2 to 4 times softmax's."""
     others = [timed(name, flops * 0.1, 0.1) for name, flops in zip(patterns.OTHERS, (2, 3, 4), strict=True)]
     beside(timed(patterns.BLOCKS, ratio, 0.2), *others)
     assert patterns.friendly().verdict == verdict
@@ -141,8 +141,8 @@ def test_without_a_record_blocks_are_not_judged(beside):
 
 @pytest.mark.parametrize("power", [0, 2])
 def test_a_sample_by_something_else_is_noticed(monkeypatch, power):
-    """By other powers of the lengths: shares of 4,000 draws have standard errors of 0.008, and are off by 0.05 or more
-    somewhere."""
+    """Sampling by other powers of the lengths is noticed: shares of 4,000 draws have standard errors of 0.008, and at
+    least one share is off by 0.05 or more."""
     drawn = dynamic.sampled_importance
     monkeypatch.setattr(dynamic, "sampled_importance", lambda k, generator: drawn(k**power, generator=generator))
     assert dynamic.off_by() > dynamic.SIGMAS
@@ -160,7 +160,7 @@ def test_weights_by_hand(kind):
 
 
 def test_inputs_are_what_they_are_called():
-    """Correlations of unit vectors: random ones of width 32 have some 0.2."""
+    """Checked by correlations of unit vectors; for random vectors of width 32 these are about 0.2."""
     q, k, _ = dynamic.drawn("one far key")
     copies = (q[..., None, :] - 2 * k[:, None]).abs().amax(-1) == 0
     assert (copies.sum(-1) == 1).all()
@@ -193,7 +193,7 @@ def test_choices_have_no_more_pairs_than_the_window(kind):
 
 @pytest.mark.parametrize("kind", dynamic.INPUTS)
 def test_beside_the_window(kind):
-    """With the window as its choice it is the mechanism of the package; without a map, the window alone."""
+    """With the window as its choice, `beside` is the package's mechanism; without a map it is the window alone."""
     for feature_map in dynamic.MAPS.values():
         torch.testing.assert_close(
             dynamic.beside(dynamic.by_window, kind, feature_map), dynamic.both(kind, feature_map)
@@ -209,8 +209,8 @@ def test_a_query_without_keys_puts_out_zeros():
 
 
 def test_intervals_cover():
-    """Of 1,000 means of 16 normal draws each, 16 - 1 degrees of freedom leave 0.5 in 1,000 outside: 8 have a
-    probability below 1e-6."""
+    """With 16 - 1 degrees of freedom, 0.5 of 1,000 intervals, each from 16 normal draws, are expected to miss the mean;
+    the probability of 8 misses is below 1e-6."""
     generator = torch.Generator().manual_seed(0)
     outside = 0
     for _ in range(1000):
@@ -229,7 +229,7 @@ def test_empty_rows_by_hand():
 
 
 def test_the_printed_cubes():
-    """1, 8 and 27 of 36."""
+    """They are 1, 8 and 27 of 36."""
     assert [positional.printed_left(4, j) for j in range(5)] == [Fraction(x, 36) for x in (1, 8, 27, 0, 0)]
     assert [positional.printed_left(1, j) for j in range(3)] == [0, 0, 0]
     assert [positional.printed_previous(2, j) for j in range(4)] == [0, 1, 0, 0]
@@ -262,7 +262,7 @@ def test_heads_are_counted_by_task(stored):
 
 
 def pruned(*shares):
-    """A record of an encoder of two layers of two heads, with its shares of faultless sentences by heads removed."""
+    """A record of an encoder of two layers of two heads: shares of faultless sentences by number of heads removed."""
     tests = {f"{n} removed, least needed first": {"faultless_fraction": [share]} for n, share in enumerate(shares)}
     return {"device": "abacus", "configuration": {"seed": 1, "H": 2, "L": 2}, "repetitions": tests}
 

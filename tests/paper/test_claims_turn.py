@@ -1,7 +1,7 @@
-"""Each claim turns when what it is about is broken.
+"""A claim's verdict changes if the thing that the claim is about is broken.
 
-A refuted claim is broken towards the source, in what refutes it: in a world that the source describes. Where it
-contradicts its own table as well, or where other parts hold in some settings only or are not decided, that remains.
+For a refuted claim, what refutes it is changed towards the world that the source describes. Contradictions of the
+source's own table remain, and so do other parts that hold only in some settings or are not decided.
 """
 
 import re
@@ -28,7 +28,7 @@ INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONA
 EVIDENCE = "paper.claims.evidence"
 FIXED = "7 fixed + 1 learned"
 
-# Evidence modules that are imported anew have classes of the same names, which checkers take for the old ones.
+# Evidence modules are imported anew; checkers take their classes for the old ones, which have the same names.
 pytestmark = pytest.mark.unchecked
 
 # --------------------------------------------------------------------------------------------------- costs that differ
@@ -49,7 +49,7 @@ def layers(change):
 
 
 def ora(change):
-    """The closed form of a layer with frozen queries and keys with other costs, made of the cost and the standard's."""
+    """Other costs of a layer with frozen queries and keys: `change` makes them of its cost and the standard layer's."""
     return layers(lambda cost, standard, N, d, frozen: change(cost, standard) if frozen else cost)
 
 
@@ -69,7 +69,7 @@ def quadratic(_):
 
 
 def narrow(sound):
-    """Queries, keys and values a hundredth as wide as the heads, by symbols and by whole numbers."""
+    """Queries, keys and values a hundredth as wide as the heads, for symbolic and for integer widths."""
     return lambda B, N, H, *widths, **options: sound(
         B, N, H, *(x // 100 if isinstance(x, int) else x / 100 for x in widths), **options
     )
@@ -81,7 +81,7 @@ def materialised(sound):
 
 
 def as_claimed(sound):
-    """Recomputation by which the work of a step grows by a quarter, and 60 % of the activations are saved."""
+    """Recomputation that adds a quarter to the work of a step and saves 60 % of the activations."""
 
     def recomputed(*, segments, **sizes):
         cost, whole = sound(segments=segments, **sizes), sound(segments=0, **sizes)
@@ -114,7 +114,7 @@ FREE_UPDATE = {f"{EVIDENCE}.printed_speed_ups.UPDATE_BYTES": constantly(0)}
 
 
 def free_backward_of(name):
-    """The same of one published model."""
+    """The backward pass of one published model, if frozen, costs nothing."""
 
     def broken(sound):
         def cost(self, B, *, projection="learned", **options):
@@ -158,7 +158,7 @@ def hidden(scores, mask):
 
 
 def wide_heads(sound):
-    """Layers whose heads have memories of the whole width, and DeltaProduct one of twice as many numbers."""
+    """Layers whose heads have memories of the whole width, and twice as large ones for DeltaProduct."""
 
     def layer(B, N, d, H, *, attention="softmax", **options):
         cost = sound(B, N, d, H, attention=attention, **options)
@@ -168,7 +168,7 @@ def wide_heads(sound):
 
 
 class Forgetful:
-    """A cache that has the latest token alone."""
+    """A cache that keeps only the latest token."""
 
     def __init__(self, *_):
         pass
@@ -215,7 +215,7 @@ def lucky(sound):
 
 
 def records(change: Change, *names: str) -> dict[str, Change]:
-    """Every record of these experiments, or of any if none is named, is changed in place as it is read."""
+    """`change` edits every record of these experiments in place when it is read; all experiments if none is named."""
 
     def broken(load):
         def loaded(asked):
@@ -260,7 +260,7 @@ def errors(names, factor):
 
 
 def on_a_gpu(record):
-    """As from a GPU on which materialised scores take four times as long as fused ones, and 70 % more memory."""
+    """As from a GPU on which materialised scores take four times as long as fused ones, and fused ones 70 % less memory."""
     record["device"] = "gpu-made-up"
     for way in ("", " causal") if "materialised" in record["repetitions"] else ():
         times(f"materialised{way}", f"sdpa{way}", {"forward": 4, "backward": 4})(record)
@@ -268,7 +268,7 @@ def on_a_gpu(record):
 
 
 def reached(quantity: str, factor: float, *arms: str) -> Change:
-    """What runs of these arms reach in every test, times a factor."""
+    """Multiplies what runs of these arms reach in every test by a factor."""
 
     def change(record):
         if record["configuration"]["arm"] in arms:
@@ -291,13 +291,13 @@ def in_the_standard_scenario(record):
 
 
 def some_frozen_heads_do_better(record):
-    """Layers with some frozen heads, of which others are learned, that have next to no loss."""
+    """Layers with some learned and some frozen heads have next to no loss."""
     if re.fullmatch(r"\d learned \+ \d (frozen|stopped)", record["configuration"]["arm"]):
         reached("loss_nats", 0.1, record["configuration"]["arm"])(record)
 
 
 def explained(record):
-    """Heads of encoders whose weights depend on positions alone, and of which all can go."""
+    """The weights of encoders' heads depend on positions alone, and all heads can be removed."""
     record["configuration"]["task"] = "translation"
     for figures in record["repetitions"].values():
         figures |= {"absolute_fraction": [1.0], "faultless_fraction": [1.0]}
@@ -310,7 +310,7 @@ def slow_blocks_on_a_gpu(record):
 
 
 def timed(factor: float, *arms: str) -> Change:
-    """All times of these arms, times a factor."""
+    """Multiplies all times of these arms by a factor."""
 
     def change(record):
         for arm in arms:
@@ -429,14 +429,14 @@ TURNS = {
     # Batches are larger in some models only.
     "S0.5.1a": Turn(CONDITIONAL, records(errors(("frozen", "positional"), 0.5), "bytes-little")),
     "S0.5.1b": Turn(CONFIRMED, records(errors(("QK redrawn",), 0.5), "fine-tuning")),
-    # Frozen layers that train the more the longer the sequence is.
+    # Frozen layers that train more parameters, the longer the sequence is.
     "S0.5.1c": Turn(
         CONFIRMED,
         layers(lambda cost, _, N, d, frozen: replace(cost, trained=cost.trained * (1 + N / 2**14 if frozen else 1))),
     ),
     "S0.5.2a": Turn(REFUTED, {"ortho.adapters.conversion.unfreeze_qk": giving(without_queries)}),
     "S0.5.2b": Turn(REFUTED, mechanism("linear", quadratic)),
-    # Frozen heads are better on every text, and than other draws.
+    # Frozen heads are better on every text, and better than other draws.
     "S0.5.2c": Turn(REFUTED, records(errors(("frozen", "8 frozen", "QK redrawn"), 0.25))),
     "S0.5.2d": Turn(CONFIRMED, records(errors(("frozen", "stopped"), 0.25))),
     "S0.5.2e": Turn(INCONSISTENT, FREE_BACKWARD),
@@ -466,7 +466,7 @@ TURNS = {
     "S1.3.1a": Turn(REFUTED, layers(lambda cost, _, N, d, frozen: replace(cost, decode=N * cost.decode))),
     "S1.3.1b": Turn(REFUTED, {"ortho.attention.cache.new_cache": constantly(Forgetful)}),
     "S1.3.2a": Turn(CONFIRMED, {"ortho.cost.models.recomputed": as_claimed}),
-    # Experts that share the work of one network, in place of each doing it.
+    # Experts that share the work of one network, where each should do all of it.
     "S1.4.1a": Turn(
         CONFIRMED,
         {
@@ -498,7 +498,7 @@ TURNS = {
     "S2.1.3a": Turn(REFUTED, records(in_the_standard_scenario, "translation")),
     "S2.1.3d": Turn(CONFIRMED, records(in_the_standard_scenario, "translation")),
     "S2.1.3b": Turn(REFUTED, records(reached("bleu_fraction", 0.5, FIXED), "translation")),
-    "S2.1.3c": Turn(  # with few parameters frozen heads gain most; of steadiness nothing is known
+    "S2.1.3c": Turn(  # frozen heads, with few parameters, gain most; nothing is known of steadiness
         UNTESTABLE, records(reached("bleu_fraction", 3, "8 frozen"), "translation")
     ),
     "S2.2.1a": Turn(REFUTED, QUADRATIC),
@@ -608,7 +608,7 @@ TURNS = {
         REFUTED, {"ortho.attention.selected.top_k.top_k_mask": lambda choose: lambda q, k, **o: choose(-q, k, **o)}
     ),
     "S4.4b": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "linear + embeddings"), "bytes")),
-    "S4.4c": Turn(  # an operation for each pair of tokens besides
+    "S4.4c": Turn(  # one more operation for each pair of tokens
         REFUTED,
         {
             "ortho.attention.selected.sparse_linear.sparse_linear_cost": costing(
@@ -630,7 +630,7 @@ def test_every_claim_has_a_turn():
 
 @pytest.mark.parametrize("claim_id", ["S0.1.1a", "S0.4.3b", "S1.3.1b", "S3.3a"])
 def test_evidence_that_is_a_constant_is_noticed(claim_id, monkeypatch):
-    """Evidence replaced by the finding that it has now."""
+    """The evidence is replaced by a constant: its present finding."""
     judge(claim_id)
     finding, enter = _ledger()._findings[claim_id], Ledger.evidence
 

@@ -26,7 +26,7 @@ PLACES = ("reference", "fast", "cost")
 
 
 def test_mechanisms(capsys):
-    """The JSON says where each function is and what it is bound to, so that no two are alike; the table the rest."""
+    """The JSON says where each function is and what it is bound to, and no two are alike; the table has the rest."""
     assert library(["mechanisms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["mechanisms"]
     assert [row["name"] for row in rows] == list(MECHANISMS)
@@ -65,7 +65,7 @@ LISTS = {
 
 
 def test_what_is_listed_beside_the_mechanisms(capsys):
-    """Each name has a class that is there, bound to what makes it differ from others; both outputs say the same."""
+    """Each name has an existing class, bound to the arguments that distinguish it; both outputs say the same."""
     assert library(["mechanisms", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert library(["mechanisms"]) == 0
@@ -200,7 +200,7 @@ def test_experiments_get_their_own_arguments(monkeypatch):
 
 
 def test_from_a_bare_source_tree(tmp_path):
-    """A copy of the package alone runs, is the one that runs, and imports nothing for a list but torch and numpy."""
+    """A copy of the package alone runs with its own files, and to list mechanisms it imports only torch and numpy."""
     shutil.copytree(ROOT / "ortho", tmp_path / "ortho")
     code = (
         "import sys, torch; before = set(sys.modules)\n"
@@ -215,7 +215,7 @@ def test_from_a_bare_source_tree(tmp_path):
 
 
 def test_a_reader_may_stop_early():
-    """`python -m paper claims | head -1` ends quietly, with more to write than a pipe holds, which are 64 KiB."""
+    """`python -m paper claims | head -1` ends quietly, even with more to write than the 64 KiB that a pipe holds."""
     many = "S0.1.3a " * 120  # some 700 bytes each
     command = f'"{sys.executable}" -m paper claims --json {many} | head -1'
     ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Cases as jobs of a SLURM cluster, of which the tests have the commands; and the options that say where cases run."""
+"""Cases as jobs of a SLURM cluster, whose commands are imitated here; and the options that say where cases run."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from paper.experiments.engine.launchers import LaunchError
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A folder in which a cluster of SLURM's commands keeps what it was given; its one node is this machine."""
+    """A folder where imitations of SLURM's commands keep what they are given; the one node is this machine."""
     pytest.importorskip("submitit")
     folder = tmp_path / "cluster"
     folder.mkdir()
@@ -37,7 +37,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
-    """What a case keeps for its resumption, the job finds; the options are those of its script."""
+    """The job finds what a case keeps for its resumption, and its script has the given options."""
     monkeypatch.setattr(launchers, "registered", lookup)
     monkeypatch.setattr(clusters, "POLL_S", 0.1)
     given = ["partition=gpu", "gpus_per_node=1", "timeout_min=7"]
@@ -50,7 +50,7 @@ def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
     assert Path(record["facts"]["checkpoint"]).parents[1] == results / ".checkpoints" / "resuming"
     assert len(list((tmp_path / ".slurm").glob("*_submission.sh"))) == 2
     scripts = [script.read_text() for script in cluster.glob("*.sh")]
-    assert len(scripts) == 2  # what the device is called, and the case
+    assert len(scripts) == 2  # one asks for the device's name, one runs the case
     for line in ("--partition=gpu", "--gpus-per-node=1", "--time=7", "--job-name=ortho"):
         assert all(f"#SBATCH {line}\n" in script for script in scripts)
     assert "[1/1] 0 resume" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_cases_are_jobs_of_a_cluster(cluster, tmp_path, monkeypatch, capsys):
 
 
 def test_a_signal_while_a_job_is_submitted_leaves_none(cluster, tmp_path):
-    """The queue has the job before the command that asked for it has said so."""
+    """The queue has the job before the command that submits it has reported it."""
     (cluster / "down").touch()
     submit = (cluster / "sbatch").read_text()
     (cluster / "sbatch").write_text(
@@ -72,7 +72,7 @@ def test_a_signal_while_a_job_is_submitted_leaves_none(cluster, tmp_path):
 
 
 def test_a_job_that_leaves_the_queue_is_lost(cluster, tmp_path, monkeypatch, capsys):
-    """Not before two looks in a row have missed it, and not while the queue does not answer."""
+    """It is lost only after two looks in a row have missed it, and never while the queue does not answer."""
     (cluster / "down").touch()
     monkeypatch.setattr(clusters, "POLL_S", 0.0)
     monkeypatch.setattr(clusters, "QUEUE_S", 0.0)

@@ -1,5 +1,5 @@
-"""The code behind a record is told by its meaning: what changes nothing in a run leaves it, what could change it does
-not."""
+"""The code behind a record is identified by its meaning: edits that cannot change a run leave it the same; edits that
+could do not."""
 
 import dataclasses
 from functools import partial

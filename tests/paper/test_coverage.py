@@ -10,7 +10,7 @@ from paper.claims.coverage import coverage_table, left_table, lines_of, load_cov
 
 
 def test_every_statement_is_counted():
-    """`load_coverage` raises for what is not in order."""
+    """`load_coverage` raises if anything is not in order."""
     sections = load_coverage(catalogue())
     assert {section.document for section in sections} == catalogue().documents.keys()
     assert str(coverage_table(catalogue(), sections)).count("\n") == len(catalogue().documents) + 1
@@ -27,7 +27,7 @@ def test_lines_are_read():
 
 # --------------------------------------------------------------------------------------------------- damaged files
 
-CLAIMS = {"S0.1a": "1 One (line 2)", "S0.1b": "1 One (lines 3, 8)"}  # the second stands in both sections
+CLAIMS = {"S0.1a": "1 One (line 2)", "S0.1b": "1 One (lines 3, 8)"}  # the second belongs to both sections
 SOUND = """
 [[sections]]
 document = "S0"

@@ -28,7 +28,7 @@ def small_model(monkeypatch):
 
 
 def test_what_a_cache_holds_is_what_is_declared():
-    """Of a mechanism that keeps its tokens with what is timed beside the context, or without it."""
+    """If a mechanism keeps its tokens, the declared size is with or without the tokens timed after the context."""
     case = speed.case("recurrent", **TINY)
     outcome = speed.run(case, seconds=0.0)
     for arm in speed.arms_of(case):
@@ -61,7 +61,7 @@ def test_a_wrong_cache_is_not_timed(monkeypatch):
 
 
 def test_what_cannot_be_read_is_a_failure(monkeypatch):
-    """Beyond cosFormer's horizon; the other arms are timed."""
+    """A context beyond cosFormer's horizon is a failure of that arm; the other arms are timed."""
     monkeypatch.setitem(speed.CONTEXTS, "cpu", (1024, 2 * HORIZON))
     monkeypatch.setitem(speed.READ_FLOPS, "cpu", 2e9)
     case = speed.case("recurrent", **TINY | {"N": 2 * HORIZON})
@@ -81,7 +81,7 @@ def test_another_error_is_the_case_s(monkeypatch):
 
 
 def test_what_is_too_long_to_read_is_left_out():
-    """But softmax attention, with which the others are compared, at every context."""
+    """Softmax attention, with which the others are compared, is timed at every context."""
     arms = speed.arms_of(speed.case("softmax"))
     assert all(f"softmax {context}" in arms for context in speed.CONTEXTS["cpu"])
     assert "path 65536" not in arms
@@ -106,7 +106,7 @@ def test_models_that_decode_rightly_pass_the_check(small_model, arm, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_decodes_wrongly_is_not_timed(monkeypatch, small_model, dtype):
-    """Each token at the first place."""
+    """The model puts each token at the first position."""
     embed = LanguageModel._embed
     calls = []
 

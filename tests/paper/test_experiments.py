@@ -1,4 +1,4 @@
-"""Experiments are run: what is missing, within the budget, resumed after a kill, from a bare tree."""
+"""Experiments run what is missing, keep to the budget, resume after a kill, and run from a bare source tree."""
 
 import io
 import json
@@ -61,7 +61,7 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     ("takes", "works", "budget", "kept", "left"),
     [
         (lambda work: work, (1, 2, 10, 1, 1), 5.0, [0, 1, 3, 4], [2]),  # smaller cases still run
-        (lambda _: 100, (1, 1, 1), 10.0, [0], [1, 2]),  # of the first a second of work was expected
+        (lambda _: 100, (1, 1, 1), 10.0, [0], [1, 2]),  # a second of work was expected of the first
         (lambda work: work, (12, 3, 12), 3.0, [1], [0, 2]),  # though nothing was measured before
         (lambda work: work, (12, 12), 3.0, [], [0, 1]),
     ],
@@ -80,7 +80,7 @@ def test_the_budget_is_kept(tmp_path, takes, works, budget, kept, left):
 
 
 def test_a_case_finds_what_it_kept_before_it_was_interrupted(tmp_path):
-    """Each has a file of its own, which is no record, and is gone when the record is stored."""
+    """Each case has a file of its own, which is not a record and is removed when the record is stored."""
     found = {}
 
     def resuming(case, checkpoint):
@@ -196,7 +196,7 @@ def test_what_does_not_go_with_torchrun_is_refused(arguments, message, monkeypat
 
 
 def test_every_experiment_has_cases_that_differ():
-    """And what their readers need."""
+    """The cases also have what the readers of their records need."""
     for experiment in experiments.EXPERIMENTS.values():
         for device in cli.DEVICES:
             cases = experiment.cases(device)
@@ -251,7 +251,7 @@ def test_records_of_an_earlier_code_are_counted_below_what_is_shown(tmp_path, ca
 
 
 def test_only_the_command_starts_over_for_cpu_timing(tmp_path, monkeypatch):
-    """Not this process, nor a notebook; that the command does, the next test shows."""
+    """Neither this process nor a notebook starts over; the next test shows that the command does."""
     started = []
     monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
     monkeypatch.setattr(provenance, "in_cpu_environment", lambda: False)
@@ -260,7 +260,7 @@ def test_only_the_command_starts_over_for_cpu_timing(tmp_path, monkeypatch):
 
 
 def test_runs_from_a_bare_source_tree_on_torch_and_numpy_alone(tmp_path):
-    """And starts itself over with the environment of CPU timings, which is not set."""
+    """The environment of CPU timings is not set, so the command starts itself over with it."""
     for package in ("ortho", "paper"):
         shutil.copytree(ROOT / package, tmp_path / package)
     script = """

@@ -1,4 +1,4 @@
-"""Files are written whole, by any number of writers, and dead ones leave nothing that stays."""
+"""Files are written whole, by any number of writers, and what dead writers leave is removed."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ def names(folder):
 
 
 def test_writers_do_not_tear_each_others_files(tmp_path):
-    """The one that ends last has the file; the other had it before, whole."""
+    """The file is that of the writer that ends last; before that it is the other's, whole."""
     file = tmp_path / "new" / "a.json"
     with written_whole(file) as outer:
         outer.write(b"outer, ")
@@ -34,7 +34,7 @@ def test_writers_do_not_tear_each_others_files(tmp_path):
 
 
 def test_a_checkpoint_has_any_number_of_writers(tmp_path):
-    """One is at it while another stores the whole of its own."""
+    """One is still writing while another stores its whole checkpoint."""
     file = tmp_path / "run.pt"
     with written_whole(file) as other:
         other.write(b"half of anot")
@@ -64,7 +64,7 @@ def killed_while_writing(file):
 
 
 def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_has_is_not(tmp_path):
-    file = tmp_path / "a[1].json"  # a name that is a pattern, too
+    file = tmp_path / "a[1].json"  # a name that is also a pattern for glob
     killed_while_writing(file)
     (dead,) = names(tmp_path)
     with written_whole(file) as outer:
@@ -82,7 +82,7 @@ def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_has_is_not(tmp
 
 
 def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
-    """Another writer may take it for a dead one's in between."""
+    """Before the lock is taken, another writer may take the file for a dead writer's."""
     made = []
 
     def flock(stream, _):

@@ -43,14 +43,14 @@ def test_a_page_relies_on_outcomes_that_are_checked(monkeypatch):
 
 def test_every_value_that_the_landing_page_names_exists():
     cells = {cell.id: cell for cell in nbformat.read(ROOT / "book" / "index.ipynb", as_version=4).cells}
-    source = re.sub(r'f"[^"]*"', "", cells["findings"].source)  # f-strings name what the cell itself has
+    source = re.sub(r'f"[^"]*"', "", cells["findings"].source)  # f-strings name the cell's own variables
     asked = {field for text in re.findall(r'"([^"]*)"', source) for _, field, _, _ in Formatter().parse(text) if field}
     assert asked
     assert asked <= values().keys()
 
 
 def test_every_value_is_asked_for():
-    """By the landing page, the Chinese one or the article: what nobody prints is not computed."""
+    """The landing page, the Chinese page or the article prints it: no value is computed in vain."""
     notebooks = [nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4) for name in ("index", "zh")]
     texts = [cell.source for notebook in notebooks for cell in notebook.cells if cell.cell_type == "code"]
     text = "\n".join([*texts, (ROOT / "book" / "article" / "article.typ").read_text(encoding="utf-8")])

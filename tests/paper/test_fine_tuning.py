@@ -23,7 +23,7 @@ def tiny(arm, seed=1, **more):
 
 
 def watch(patch):
-    """What is trained from now on: for each call the model, its weights before, and the task's name."""
+    """Note what is trained from now on: for each call the model, its weights before, and the task's name."""
     found = []
 
     def watched(model, task, *arguments, **options):
@@ -96,7 +96,7 @@ def test_an_arm_trains_what_it_says(arm, runs):
 
 
 def test_the_arms_of_a_seed_begin_with_the_same_model_where_its_first_stage_ended(runs):
-    """With queries and keys that are redrawn, where an arm says so; and of no other seed."""
+    """Only an arm that says so has redrawn queries and keys; another seed shares no random numbers."""
     outcomes = {arm: outcome for arm, (outcome, _) in runs.items()}
     (_, at_first, _), (_, begun, _) = runs["all trained"][1]
     assert any(not torch.equal(at_first[key], begun[key]) for key in begun)
@@ -122,7 +122,7 @@ def test_the_first_stage_is_made_once(tmp_path, runs, monkeypatch):
         found = fine_tuning.run(tiny(arm), checkpoint=tmp_path / f"{arm}.pt")
         assert without_seconds(found) == without_seconds(runs[arm][0])
     assert [name for _, _, name in fits].count("python-sources") == 1
-    # Whatever the second stage is; but not for another first one.
+    # It is used whatever the second stage is; another first stage is made anew.
     fits.clear()
     for case in (tiny("QK frozen", rate=0.01, steps=1), tiny("QK frozen", 2), tiny("QK frozen", first_steps=4)):
         fine_tuning.run(case, checkpoint=tmp_path / "another.pt")
@@ -154,7 +154,7 @@ def test_a_run_that_was_killed_in_its_first_stage_goes_on(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         fine_tuning.run(case, checkpoint=file)
     assert without_seconds(fine_tuning.run(case, checkpoint=file)) == whole
-    assert len(drawn) == 3 + 2  # the third step is made anew, and the fourth
+    assert len(drawn) == 3 + 2  # the third step is repeated, then the fourth is made
 
 
 def test_the_stages_are_learnt_from():
@@ -174,7 +174,7 @@ def test_the_first_stage_is_that_of_the_strong_baseline():
         assert {name: own[name] for name in ("B", "N", "d", "H", "L")} == {name: theirs[name] for name in "BNdHL"}
         assert sizes["first_steps"] == theirs["steps"]
         assert rates.chosen("bytes", theirs) in (None, own["first_rate"])
-        for task in fine_tuning.tasks(own["N"]):  # there are as many windows
+        for task in fine_tuning.tasks(own["N"]):  # there are enough windows
             for draw in (task.validation, task.tests["test"]):
                 assert len(draw(own["tested"], torch.Generator()).answers) == own["tested"]
     assert fine_tuning.DECISION == language.DECISION

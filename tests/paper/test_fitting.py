@@ -1,4 +1,4 @@
-"""One run of an experiment with training: its seeds, what is checked, what is learnt, how it is tested."""
+"""One run of an experiment with training: its seeds, its checks, what it learns, how it is tested."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ def test_training_lowers_the_loss_and_what_is_learned_is_tested():
 
 
 class Known(torch.nn.Module):
-    """Answers as parity is answered, but for the tokens given."""
+    """Answers parity rightly, except at the given tokens."""
 
     def __init__(self, wrong):
         super().__init__()

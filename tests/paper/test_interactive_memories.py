@@ -1,4 +1,4 @@
-"""The steppers of chapters 11 and 12 say what the package computes."""
+"""The steppers of chapters 11 and 12 show what the package computes."""
 
 import html
 import json
@@ -14,7 +14,7 @@ CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>")
 
 
 def body(page):
-    """The texts of the cells of each row, headers of columns left out."""
+    """The texts of each row's cells, without the column headers."""
     return [CELL.findall(row) for row in re.findall("<tr>(.*?)</tr>", page.split("<tbody>")[1])]
 
 
@@ -35,10 +35,10 @@ def test_each_write_is_the_package_s():
         for memory, place in (("linear", 3), ("delta", 6)):
             answered = delta_memory.answers(memory, keys, values)[-1, 0]
             last = list(delta_writes.KEYS).index(written[-1][0])
-            # Four digits are shown: off by half of the last of them at most
+            # Four digits are shown: the error is at most half a unit of the last
             assert abs(numbers(row[place])[last] - answered) <= 5e-4 * abs(answered)
             assert abs(shown[memory][last] - answered) < 1e-4
-        # The memories of the row answer both keys as the row says.
+        # Read with both keys, the row's memories give the answers in the row.
         for place in (2, 5):
             memory = torch.tensor(numbers(row[place]), dtype=torch.float64)
             found = torch.tensor(numbers(row[place + 1]), dtype=torch.float64)

@@ -21,7 +21,7 @@ def short(monkeypatch):
 
 
 def test_as_many_windows_as_a_run_draws(short):
-    """The stored figures are those of the tables that are counted on B windows a step."""
+    """The stored figures are those of tables counted on B windows for each step."""
     found = ladder_tables.run(ladder_tables.case("python", 4))
     task = text.language_modelling("python", "the next byte", short, 16)
     assert found["repetitions"]["tables"]["test_bits"] == pytest.approx(counting.task_bits(task, 40, 20, 5), abs=1e-6)
@@ -38,8 +38,9 @@ def test_read_back():
 
 
 def test_counted_once():
-    """For all budgets of the ladder."""
-    assert {case["budget"] for case in ladder_tables.cases("cpu")} == {1, 2, 4, 8, 16, 32, ladder.LONGEST}
+    """There is a case for every budget of the ladder."""
+    budgets = [case["budget"] for case in ladder_tables.cases("cpu") if case["text"] == "python"]
+    assert sorted(budgets) == [1, 2, 4, 8, 16, 32, ladder.LONGEST]
 
 
 def test_refused():

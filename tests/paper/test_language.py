@@ -1,4 +1,4 @@
-"""The language models of bytes: what their cases match, which there are, and what a run shares with others."""
+"""The language models of bytes: what is equal in their cases, which cases there are, and what runs share."""
 
 from collections import Counter
 from math import log2
@@ -37,7 +37,7 @@ def test_all_arms_have_the_training_flop_of_the_baseline(device):
     for case in cases:
         assert case["d_ff"] == 4 * case["d"]
         own = language.step_flop(case)
-        assert abs(case["steps"] * own - want) <= own / 2, case["arm"]  # the integer that comes nearest
+        assert abs(case["steps"] * own - want) <= own / 2, case["arm"]  # the nearest integer
 
 
 @every_device
@@ -56,7 +56,7 @@ def test_arms_of_equal_parameters_differ_by_less_than_a_hidden_unit(device):
 
     for case in cases.values():
         assert case["steps"] == sizes["steps"]
-        # A unit has a row of d and a column of d in each of L layers; the nearest integer is at most half of that off.
+        # A unit has a row of d and a column of d in each of L layers; the nearest integer is at most half a unit off.
         assert abs(parameters(case) - parameters(cases["learned"])) <= d * L, case["arm"]
 
 
@@ -95,7 +95,7 @@ def test_budgets_are_the_multiples_of_the_steps_at_equal_flop():
 
 
 def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):
-    """Else the two forms of the model, each leaving out something else, would differ."""
+    """Otherwise the two forms of the model would differ, as each would leave out other numbers."""
     run = language.run(language.case("learned", 1, dropout=0.5, limit=300, **TINY))
     plain = language.run(language.case("learned", 1, limit=300, **TINY))
     assert run["facts"]["loss"] != plain["facts"]["loss"]
@@ -105,7 +105,7 @@ def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):
 
 
 def test_tables_see_as_much_as_the_models(monkeypatch):
-    """As many windows as a model gets in the steps, and the models' own tests."""
+    """They count as many windows as a model sees in its steps, and have the models' own tests."""
     counted = []
     monkeypatch.setattr(language.counting, "task_bits", lambda _, *sizes: counted.append(sizes) or (2.0, 1.0))
     language.table_bits.cache_clear()
@@ -115,7 +115,7 @@ def test_tables_see_as_much_as_the_models(monkeypatch):
 
 
 def test_least_bits_of_pairs(monkeypatch):
-    """After 'a' there is 'b' two times of three, else 'c'; after 'b' always 'a'. Some ten float64 operations."""
+    """After 'a' comes 'b' twice in three, else 'c'; after 'b' always 'a'. Tolerance: some ten float64 operations."""
     rows = torch.tensor([list(row) for row in (b"aba", b"aca", b"aba")])
     task = SimpleNamespace(tests={"test": lambda *_: Batch((rows[:, :-1],), rows[:, 1:])})
     monkeypatch.setattr(language, "_task", lambda _: task)

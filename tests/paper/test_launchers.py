@@ -1,4 +1,4 @@
-"""Cases run in other processes: at once, on a cluster, together; what one loses, and that none is left behind."""
+"""Cases run in other processes: several at once, on a cluster, or sharing a case; one may fail, none is left behind."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def facts(results, name):
 
 
 class Later:
-    """A launcher whose jobs take turns: the one that needs least ends first, and moves the clock by what it needs."""
+    """A launcher with a made-up clock: the job that is due first ends first, and moves the clock to its end."""
 
     def __init__(self, slots, clock):
         self.slots, self.clock, self.here = slots, clock, Here(clock)
@@ -51,7 +51,7 @@ class Later:
 
 
 def test_as_many_cases_at_once_as_there_are_slots(tmp_path):
-    """3 and 1 begin; 1 ends, 4 begins; 3 ends, 2 begins; 4 and 2 end together."""
+    """By their seconds: 3 and 1 begin; 1 ends, 4 begins; 3 ends, 2 begins; 4 and 2 end together."""
     clock = Clock()
     launcher = Later(2, clock)
     report = go(fake(works=(3, 1, 4, 2)), tmp_path, launcher=launcher, clock=clock)
@@ -61,7 +61,7 @@ def test_as_many_cases_at_once_as_there_are_slots(tmp_path):
 
 
 def test_the_budget_holds_for_cases_at_once(tmp_path):
-    """At 2 s the case of 4 would end at 6 s, that of 1 still fits."""
+    """At 2 s the case of 4 s would end at 6 s; the case of 1 s still fits."""
     clock = Clock()
     report = go(fake(works=(3, 2, 4, 1)), tmp_path, launcher=Later(2, clock), clock=clock, budget=5.0)
     assert report.left == ["fake: index=2 work=4"]
@@ -77,7 +77,7 @@ def test_timings_are_taken_one_at_a_time(tmp_path):
 
 
 def test_a_record_is_stored_under_the_device_that_it_names(tmp_path, monkeypatch):
-    """A cluster may have more than one kind."""
+    """A cluster may have more than one kind of device."""
     go(fake(works=(1,)), tmp_path)
     monkeypatch.setattr(runner, "device_slug", lambda _: "another")
     launcher = Later(1, Clock())
@@ -88,8 +88,8 @@ def test_a_record_is_stored_under_the_device_that_it_names(tmp_path, monkeypatch
 
 
 def test_cases_run_at_once_and_fail_alone(tmp_path, monkeypatch):
-    """Two that wait for each other; one whose process dies; one whose exception does not survive a pickle."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # of which a worker makes one
+    """Two cases wait for each other, one's process dies, and one's exception does not survive pickling."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # a worker sets this to one
     said = []
     chosen = [meeting(tmp_path / "met"), EXPERIMENTS["failing"]]
     with Processes(2, lookup) as launcher:
@@ -102,7 +102,7 @@ def test_cases_run_at_once_and_fail_alone(tmp_path, monkeypatch):
     assert list(met) == [0, 1]  # in the order of the cases, whichever ended first
     assert len({os.getpid(), met[0]["pid"], met[1]["pid"]}) == 3
     assert met[0]["threads"] == 1
-    # Its own time: not that of starting its process, which takes seconds.
+    # This is the case's own time, without the seconds that starting its process takes.
     assert records.read(stored(tmp_path / "results", "failing"))[0]["elapsed_s"] < 1
     assert f"[2/3] error: {odd}" in said
 
@@ -113,7 +113,7 @@ def test_cases_run_at_once_and_fail_alone(tmp_path, monkeypatch):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_no_worker_is_left_behind(sent, jobs, tmp_path):
-    """One that is busy, one that is idle. Their stdout is the command's: it ends when the last of them has."""
+    """One worker is busy, one idle. They share the command's stdout, which closes when the last of them has ended."""
     process = subprocess.Popen(
         [sys.executable, *COMMAND, "lingering", "--jobs", str(jobs), "--results", str(tmp_path)],
         env=ENVIRONMENT,
@@ -121,7 +121,7 @@ def test_no_worker_is_left_behind(sent, jobs, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which tests in the background ignore
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests run in the background ignore it
     )
     lines = [process.stdout.readline() for _ in range(3)]  # a header, a record, and a case that lingers
     assert "lingering\n" in lines
@@ -129,7 +129,7 @@ def test_no_worker_is_left_behind(sent, jobs, tmp_path):
         os.killpg(process.pid, sent)  # as a terminal does
     else:
         process.send_signal(sent)
-    _, errors = process.communicate(timeout=2 * DEADLINE_S)  # one that is left lingers for twice as long
+    _, errors = process.communicate(timeout=2 * DEADLINE_S)  # a worker left behind lingers twice as long
     if sent == signal.SIGKILL:
         assert process.returncode == -sent
     else:
@@ -142,7 +142,7 @@ def test_no_worker_is_left_behind(sent, jobs, tmp_path):
 
 
 def test_the_processes_of_torchrun_share_each_case_and_an_error_in_one_ends_all(tmp_path):
-    """In the second case rank 0 waits for rank 1, which has failed, and would wait for half an hour."""
+    """In the second case rank 1 fails; rank 0 waits for it, and would wait for half an hour."""
     ended = subprocess.run(
         [*PROCESSES, *COMMAND, "torn", "--results", str(tmp_path)],
         env=ENVIRONMENT,

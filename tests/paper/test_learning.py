@@ -1,4 +1,4 @@
-"""What holds for every experiment with training: whole records, the same bits again, resumed, paired, rates first."""
+"""What every experiment with training has: whole records, repeatable bits, resumption, paired seeds, rates first."""
 
 from collections import Counter
 from functools import partial
@@ -35,8 +35,8 @@ STUDIES = {
 }
 FEW = {"steps": 2, "B": 2, "tested": 4}
 TINY = {**FEW, "d": 16, "L": 1}
-# Experiment -> what makes a tiny case of an arm; and the arms. Of the models of bytes one of each kind of heads and of
-# each embedding of places, and one with heads of two kinds.
+# Experiment -> a function that makes a tiny case of an arm; below, the arms. The models of bytes have one arm for each
+# kind of heads and for each embedding of positions, and one with heads of two kinds.
 MAKE = {
     **{name: partial(study.case, one, **FEW) for name, one in STUDIES.items()},
     "images": partial(images.case, **TINY),
@@ -61,7 +61,7 @@ ARMS = {
 }
 EVERY = [(name, arm) for name, names in ARMS.items() for arm in names]
 every_experiment = pytest.mark.parametrize("name", MAKE)
-# How many looks at the validation part there are, and how many evaluations before them, where the best one counts.
+# Where the best look at the validation part counts: the number of looks, and of evaluations before them.
 BEST = {
     "images": (images.LOOKS, 0),
     "bytes": (language.LOOKS, 0),
@@ -97,7 +97,7 @@ def test_a_run_is_stored_whole_and_again_gives_the_same_by_the_code_that_its_rec
     wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
     assert [look["step"] for look in facts["validation"]] == sorted(wanted)
     assert experiment.line(record) and f"\n{SLUG}" in f"\n{experiment.show([record])}".replace(" on ", "\n")
-    with within(experiment):  # after a run: what is imported late, or made once, need not be watched
+    with within(experiment):  # after a run: late imports, and what is made only once, need not be watched
         again = experiment.run(case)
     assert without_seconds(again) == without_seconds(record)
 
@@ -159,7 +159,7 @@ def seeds(name, arm, seed):
 
 @pytest.mark.parametrize("name", ["images", "bytes", "synthetic", "transduction"])
 def test_the_arms_of_a_seed_share_all_but_the_weights(name):
-    """Whatever the rate and the budget; and no other seed has any of theirs."""
+    """No other seed has any of these numbers."""
     runs = [seeds(name, arm, seed) for seed in (1, 2, 3) for arm in ARMS[name]]
     for part in ("training", "tests", "checks", "dropout"):
         assert len({run[part] for run in runs}) == 3
@@ -178,7 +178,7 @@ def test_unpaired_runs_share_no_random_numbers():
 
 
 def but(case, *names):
-    """A case without some of what it says."""
+    """The entries of a case without those that are named."""
     return tuple((name, value) for name, value in case.items() if name not in names)
 
 
@@ -225,8 +225,8 @@ def test_a_case_runs_on_cuda(name, arm):
     assert record["facts"]["parameters"]
 
 
-NO_ARMS = {"positional-heads", "pruning"}  # of their own
-# What any of them refuses, and what only some do.
+NO_ARMS = {"positional-heads", "pruning"}  # none to choose from
+# What every experiment refuses, and what only some refuse.
 BAD = [
     *((name, {"arm": "none"}, ValueError, "arm: expected one of ") for name in MAKE if name not in NO_ARMS),
     *((name, {"device": "tpu"}, ValueError, "device: expected one of 'cpu', 'cuda', got 'tpu'") for name in MAKE),

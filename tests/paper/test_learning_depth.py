@@ -1,4 +1,4 @@
-"""Gradients through the depth of stacks: what is measured, and what a record has of it."""
+"""Gradients through the depth of stacks: what is measured, and what a record holds."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_freezing_changes_no_gradient_that_passes(residual):
 
 
 def test_stopped_queries_and_keys_pass_less(monkeypatch):
-    """Of the same weights; the last block's output does not depend on what queries and keys pass."""
+    """With equal weights; the gradient at the last block's output does not depend on what queries and keys pass."""
     monkeypatch.setitem(stacks.ARMS, "stopped", "stopped")
     learned, stopped = (
         stacks.Stack(arm, True, generator=torch.Generator().manual_seed(1)) for arm in ("learned", "stopped")

@@ -36,7 +36,7 @@ def generator(seed=1):
 
 
 def results(module, x, **kwargs):
-    """The output and all gradients, with x's first."""
+    """The output, then all gradients, that of x first."""
     leaf = x.clone().requires_grad_()
     y = module(leaf, **kwargs)
     gradients = torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))
@@ -67,11 +67,11 @@ def test_stopped_rotary_is_rotary(length, causal, form):
                 close(found, expected)
     plain = MultiheadAttention(D, H, projection="stopped", dtype=torch.float64)
     plain.load_state_dict(pair()[0].state_dict())
-    assert torch.allclose(plain(x), pair()[0](x)) is (length == 1)  # the turns are not without effect
+    assert torch.allclose(plain(x), pair()[0](x)) is (length == 1)  # rotating has an effect
 
 
 def test_stopped_rotary_goes_on_where_it_was():
-    """With a state or a cache positions count from the first token of all."""
+    """With a state or a cache, positions count from the very first token."""
     one, other = pair()
     x = draw(B, N, D)
     y = other(x, is_causal=True)
@@ -84,8 +84,8 @@ def test_stopped_rotary_goes_on_where_it_was():
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_stopped_rotary_in_half_precision(autocast):
-    """Turned in float32, as the mechanism does, and rounded to bfloat16 as there: no further from float64 than
-    autograd's layer is, but for a fifth, as both round to 8 bits, and some numbers at other places."""
+    """Queries and keys are rotated in float32 and rounded to bfloat16, as in the mechanism. The error against float64
+    is below 1.2 times that of autograd's layer: both round to 8 bits, but some numbers at other places."""
     exact, _ = pair()
     dtype, x = torch.float32 if autocast else torch.bfloat16, draw(B, 40, D)
     expected, errors = results(exact, x, is_causal=True), []
@@ -99,7 +99,7 @@ def test_stopped_rotary_in_half_precision(autocast):
 
 
 def test_temperature():
-    """At first the frozen projection itself; then each head's logits times its own factor, which is trained."""
+    """At first it is the frozen projection; then each head's logits are multiplied by its own trained factor."""
     kwargs = {"dtype": torch.float64, "num_kv_heads": 2}
     made, frozen = (make(D, H, generator=generator(), **kwargs) for make in (TemperatureProjection, FrozenProjection))
     x, other = draw(B, N, D), draw(B, 5, D, seed=1)
@@ -118,11 +118,11 @@ def test_temperature():
     (gradient,) = torch.autograd.grad(stopped(leaf)[0].sum(), leaf, allow_unused=True)
     assert gradient is None
     layer(x).square().sum().backward()
-    assert stopped.log_scale.grad.abs().min() > 0  # which is the projection's own, not x's
+    assert stopped.log_scale.grad.abs().min() > 0  # the gradient of its own factor, not of x
 
 
 def test_tied():
-    """W_K = W_Q: attention of a frozen layer with that one matrix, and all gradients; a context has keys of its own."""
+    """W_K = W_Q: output and gradients are those of a frozen layer with that matrix; a context has keys of its own."""
     tied = MultiheadAttention(D, H, projection=TiedProjection, generator=generator(), dtype=torch.float64)
     plain = MultiheadAttention(D, H, projection="frozen", dtype=torch.float64)
     plain.load_state_dict(tied.state_dict())
@@ -137,7 +137,7 @@ def test_tied():
 
 @pytest.mark.parametrize("of", ["learned", "frozen", "stopped"])
 def test_low_rank(of):
-    """Each head's part has the rank, and the mean square of a full one; queries and keys have parts of their own."""
+    """Each head's part has the given rank and the mean square of a full one; all parts of queries and keys differ."""
     made = low_rank(D, H, of=of, rank=2, generator=generator(), dtype=torch.float64)
     assert isinstance(made, LearnedProjection if of == "learned" else FrozenProjection)
     assert getattr(made, "stop_gradient", False) is (of == "stopped")
@@ -150,7 +150,7 @@ def test_low_rank(of):
 
 
 def test_low_rank_logits_are_as_large_as_full_ones():
-    """Over 400 draws, of matrices and of normal tokens: logits have mean 0 and variance 1."""
+    """Over 400 draws of matrices and of normal tokens, logits have a mean square of 1."""
     squares = []
     for seed in range(400):
         g = generator(seed)
@@ -170,7 +170,7 @@ def test_scaled(of):
 
 
 def test_window():
-    """A window of its own width is the mechanism 'window' where the widths are the same, and narrower otherwise."""
+    """Heads with a width of their own are the mechanism 'window' at the same width, and see less at a smaller one."""
     x = draw(1, 300, D)
     named = MultiheadAttention(D, H, attention="window", generator=generator(), dtype=torch.float64)
     wide, narrow = (window_heads(D, H, width=w, generator=generator(), dtype=torch.float64) for w in (256, 3))
@@ -181,7 +181,7 @@ def test_window():
 
 
 def test_random_features():
-    """Rows are drawn with the layer's generator, for each layer anew, and travel in the state dict."""
+    """Rows are drawn with the layer's generator, anew for each layer, and are stored in the state dict."""
     one, again, other = (random_feature_heads(D, H, m=8, generator=generator(seed)) for seed in (1, 1, 2))
     assert isinstance(one.attention, RandomFeatureAttention)
     assert one.attention.features.shape == (8, K) and "attention.features" in one.state_dict()

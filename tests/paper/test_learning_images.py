@@ -1,4 +1,4 @@
-"""The vision transformers: their heads, how classes are read, that they learn; and photographs by the same code."""
+"""The vision transformers: their heads, how classes are read, that they learn; photographs use the same code."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_no_heads_are_causal_and_attention_has_no_biases(arm):
 
 
 def test_heads_see_the_neighbours_of_a_patch():
-    """Of 4 x 4 patches behind the class token; the mechanism's own tests hold that it applies these weights."""
+    """The 4 x 4 patches come after the class token. The mechanism's own tests check that it applies these weights."""
     layer = images.neighbours(16, 4, columns=4, generator=generator())
     weights = [pattern.weights(17) for pattern in layer.patterns]
     place = {(row, column): 1 + 4 * row + column for row in range(4) for column in range(4)}
@@ -51,12 +51,12 @@ def test_heads_see_the_neighbours_of_a_patch():
 
 
 def test_classes_are_read_from_the_mean_of_all_tokens():
-    """In a model without attention each token counts as much: what is said of an image is the mean over tokens."""
+    """In a model without attention each token counts equally: an image's logits are the mean over its tokens."""
     model = images.build(images.case("identity", **TINY), generator())
     pixels = torch.rand(2, 1, 8, 8, generator=generator(1))
     with torch.no_grad():
         each = model.encode(pixels) @ model.weight_head.T + model.bias_head
-        torch.testing.assert_close(model(pixels), each.mean(1), rtol=0, atol=1e-5)  # to the rounding of results of 1
+        torch.testing.assert_close(model(pixels), each.mean(1), rtol=0, atol=1e-5)  # rounding of results of size 1
         assert (model(pixels) - each[:, 0]).abs().max() > 1e-2
 
 
@@ -65,12 +65,12 @@ def test_training_is_learnt_from():
     outcome = images.run(case)
     losses = [look["loss_nats"] for look in outcome["facts"]["validation"]]
     assert min(losses) < 1 < outcome["facts"]["loss"][0]  # a guess has log 10 = 2.3
-    # Of as many guesses a tenth is right, and with the probability 1 - 1e-5 no more than so many.
+    # A tenth of as many guesses is right, and with probability 1 - 1e-5 no more than this share.
     assert outcome["repetitions"]["test"]["correct_fraction"][0] > 0.1 + SIGMAS * (0.09 / case["tested"]) ** 0.5
 
 
 def test_photographs_are_learnt_by_the_same_code(monkeypatch):
-    """CIFAR-10's place is taken by as many kinds of noise."""
+    """Noise with as many classes stands in for CIFAR-10."""
     drawn = [
         Images(torch.randint(256, (30, 3, 32, 32), generator=generator(i), dtype=torch.uint8), torch.arange(30) % 10)
         for i in range(3)

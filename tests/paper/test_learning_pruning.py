@@ -1,4 +1,4 @@
-"""How many heads can go: which, in which order, and what is read from the records."""
+"""How many heads can be removed: which, in which order, and what is read from the records."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_one_head_stays_in_each_layer_the_one_that_would_go_last():
 
 
 def test_only_the_encoder_is_pruned_and_the_model_is_left_as_it_was():
-    """What is left gives what the whole gives without the outputs of what went."""
+    """The pruned model gives what the whole model gives without the outputs of the removed heads."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"max_length": 8, "positions": "sinusoidal", "dtype": torch.float64, "generator": generator}
     model = EncoderDecoder(11, 12, 3, 2, **sizes).eval()
@@ -37,7 +37,7 @@ def test_only_the_encoder_is_pruned_and_the_model_is_left_as_it_was():
     smaller = pruning.pruned(model, [(0, 1), (1, 0), (0, 2)])(tokens, tokens)
     with without_head(layers[0], 1), without_head(layers[1], 0), without_head(layers[0], 2):
         wanted = model(tokens, tokens)
-    # Some hundred sums, each rounded to eps, in another order.
+    # Some hundred sums, each rounded to eps, in a different order.
     torch.testing.assert_close(smaller, wanted, rtol=1e-12, atol=1e-12)
     assert torch.equal(model(tokens, tokens), whole)
 

@@ -1,4 +1,4 @@
-"""Where content matters: a run that climbs, the tasks at each length, the rule by which records are judged."""
+"""Where content matters: a run climbs from length to length, the tasks at each length, the rule that judges records."""
 
 import pytest
 from task_draws import drawn
@@ -33,7 +33,7 @@ def tiny(arm=UNTRAINED, name="mqar", **changed):
 
 @pytest.mark.usefixtures("short")
 def test_a_run_ends_at_the_first_length_that_is_not_learnt():
-    """No model is right in more than all answers."""
+    """No model learns the first length, as none can be right in more than all answers."""
     case = tiny(success_fraction=1.1, enough_fraction=1.1)
     found = retrieval.run(case)
     assert set(found["repetitions"]) == {"16 tokens"}
@@ -47,8 +47,8 @@ def test_a_run_ends_at_the_first_length_that_is_not_learnt():
     ("arm", "name"), [*((arm, "mqar") for arm in ARMS), *((LEARNED, name) for name in list(SETTINGS)[1:])]
 )
 def test_a_run_climbs_with_what_it_has_learnt(arm, name, monkeypatch):
-    """Every model is right in none of the answers or more, and stops at the first look, at each length: one model. An
-    arm and a task have nothing to do with each other."""
+    """The share to reach is 0, so that every model stops at the first look at each length, and one model goes on. Arms
+    and tasks are independent: not every pair is run."""
     models, trained = [], retrieval._trained
     monkeypatch.setattr(retrieval, "_trained", lambda model, *own: models.append(model) or trained(model, *own))
     found = retrieval.run(tiny(arm, name, success_fraction=0.0, enough_fraction=0.0))
@@ -60,7 +60,7 @@ def test_a_run_climbs_with_what_it_has_learnt(arm, name, monkeypatch):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("N", LENGTHS)
 def test_tasks_have_the_length_and_as_many_other_tokens_as_the_law_is_asked_for(name, N):
-    """Recall shows all its pairs and the blank; of an n-gram's symbols some may never come."""
+    """Recall shows all its pairs and the blank; some of the n-grams' symbols may never occur."""
     own = task(name, N)
     tokens, _ = drawn(own.train, 3)
     assert tokens.shape == (3, N) and own.vocab_size <= VOCAB_SIZE
@@ -85,7 +85,7 @@ def test_cases(monkeypatch):
 
 
 def test_a_rate_is_chosen_for_the_climb(monkeypatch):
-    """The rate that the records of the shortest length choose is that of the runs that are made, and that count."""
+    """The records of the shortest length choose the rate; runs are made with this rate, and only these count."""
     runs = [
         record(UNTRAINED, rates.TUNING, (share,), N=LENGTHS[0], rate=rate) for rate, share in ((3e-3, 0.5), (1e-2, 1.0))
     ]
@@ -99,7 +99,7 @@ def test_a_rate_is_chosen_for_the_climb(monkeypatch):
 
 
 def record(arm, seed, shares, name="mqar", steps=100, rate=3e-3, **sizes):
-    """A run with these shares of right answers, length by length; the second look of each saw a success."""
+    """A run with these shares of right answers, length by length; at each length the second look has this share."""
     tests = {part(N): {"correct_fraction": [share]} for N, share in zip(LENGTHS, shares, strict=False)}
     looks = [
         {"N": N, "step": step, "correct_fraction": share if step == steps else 0.1, "loss_nats": 1.1 - share}
@@ -124,12 +124,12 @@ def test_a_boundary_is_what_more_than_half_of_the_seeds_learn():
     assert found.reached == (1024, 256, 1024, 64, 0) and [found.successes(N) for N in LENGTHS] == [4, 4, 3, 2]
     assert found.steps[1] == {32: 100, 64: 100, 256: 100} and boundaries(runs) == {key: 256}
     assert found.rate(1024) == pytest.approx((0.0527, 0.8534), abs=1e-4)  # tables of Clopper and Pearson: 2 of 5
-    assert boundaries(runs[3:]) == {key: 0}  # one of two is no more than half
+    assert boundaries(runs[3:]) == {key: 0}  # one of two is not more than half
 
 
 def test_which_goes_further():
-    """Six of six beyond six of six: one of 924 orders, which is below the level of twenty tests, .05 / 20. Five
-    of each do not do; and nothing is shown of what was not measured."""
+    """All six runs of one arm go further than all six of the other in one of 924 orders, which is below the level of
+    twenty tests, .05 / 20. Five of each are not enough; nothing is shown of arms that were not measured."""
     ours = [record(UNTRAINED, seed, (1.0, 1.0, 1.0, 1.0)) for seed in retrieval.SEEDS]
     theirs = [record(LEARNED, seed, (1.0, 0.5)) for seed in retrieval.SEEDS]
     found = judged(ours + theirs)
@@ -144,8 +144,8 @@ def test_which_goes_further():
 
 
 def test_the_law_puts_the_boundary_between_the_lengths():
-    """At K = 8 of d = 32 the right one is found in less than .8 beyond 42 other tokens, at K = 16 of d = 64 beyond
-    2733; a length has a fourth as many."""
+    """Beyond 42 other tokens at K = 8 (d = 32), and beyond 2733 at K = 16 (d = 64), the chance to find the right token
+    is below .8; a sequence of length N has about N / 4 others."""
     assert [predicted_boundary(name, 64) for name in SETTINGS] == [1024, 1024, None, None]
     assert [predicted_boundary(name, 32) for name in SETTINGS] == [64, 64, None, None]
 

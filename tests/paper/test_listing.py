@@ -1,4 +1,4 @@
-"""Code on a page is the code that runs, without what a reader of the page has in words."""
+"""Code on a page is the code that runs, without the parts that the page gives in words."""
 
 from functools import wraps
 

@@ -15,8 +15,8 @@ def attended(found):
 
 @pytest.mark.parametrize("form", [matches, matches_reference])
 def test_by_hand(form):
-    """Of one token: after 7 stands 8, after 8 the 9 and then a 7. Of two: 7 8 was followed by 9, then by 7. None of
-    four; and a sequence as long as the match, or shorter, has no place for one."""
+    """Matches of one token: 8 follows 7; 9 follows 8, later 7 does. Of two: 9 follows 7 8, later 7 does. There are none
+    of four. A sequence as long as the match, or shorter, has no place for one."""
     assert attended(form(TOKENS, 1)) == {3: [1], 4: [2], 5: [1, 4], 6: [2, 5]}
     assert attended(form(TOKENS, 2)) == {4: [2], 6: [2, 5]}
     assert attended(form(TOKENS, 4)) == {}
@@ -31,7 +31,7 @@ def test_the_fast_form(n):
 
 
 def test_a_model_sees_matches_and_nothing_later():
-    """The logits of a prefix stay when what follows changes."""
+    """The logits of a prefix do not change with later tokens."""
     arm = ARMS["2 n-gram + 2 positional"]
     case = {"convolution": 0, "d": 16, "L": 2, "d_ff": 32}
     model = arm.build(case, torch.Generator().manual_seed(0)).double()

@@ -12,7 +12,7 @@ from paper.schematics import patterns as pictures
 
 
 class Page(HTMLParser):
-    """The table's rows as texts, and what the script is given."""
+    """Reads the table's rows as texts, and the data that the script gets."""
 
     def __init__(self, html):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The look of the figures: a name, a look; equal figures, equal bytes; ticks where the sizes are."""
+"""The look of the figures: each name has its look, equal figures have equal bytes, and ticks are at the sizes."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The experiment on trained heads: its runs are those of the learning experiments; what it measures, and stores."""
+"""The experiment on trained heads: its runs are those of the learning experiments; what it measures and stores."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ EXPERIMENT = EXPERIMENTS["positional-heads"]
 
 
 def built(name="recall", arm="softmax", count=5):
-    """An untrained model, weights it has on that many inputs (count, H, N, N), and the inputs (count, N)."""
+    """An untrained model, its weights on `count` inputs (count, H, N, N), and these inputs (count, N)."""
     case = heads.case(name, arm, 1)
     study, _, test = heads.MEASURED[name]
     model = learning.build(study, case, torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def test_no_two_runs_share_inputs():
 
 @pytest.mark.parametrize(("name", "arm"), [("recall", "softmax"), ("flip-flop", "rotary"), ("flip-flop", "path")])
 def test_a_head_with_its_own_weights_changes_nothing(name, arm):
-    """For the input that they are of, to the rounding of float32 results of size 1; other inputs are changed."""
+    """For the input that the weights come from, to the rounding of float32 results of size 1; other results change."""
     model, weights, tokens = built(name, arm)
     for which in (1, slice(None)):
         other = heads.replaced(model, 0, which, weights[0, which])
@@ -65,7 +65,7 @@ def test_a_head_with_its_own_weights_changes_nothing(name, arm):
 
 
 def test_no_weights_are_no_values():
-    """A head without weights is one without values; the model itself keeps its own."""
+    """A head whose weights are 0 equals one whose values are 0; the model itself stays as it was."""
     model, weights, tokens = built()
     before = model(tokens)
     other = heads.replaced(model, 0, 2, torch.zeros_like(weights[0, 2]))
@@ -141,7 +141,7 @@ def test_rows():
 
 
 def test_the_stored_runs_are_those_of_the_learning_records():
-    """Training losses, where both are of the same device: the same run, up to the rounding of other thread counts."""
+    """Training losses of the same run on the same device agree, up to the rounding of other thread counts."""
     found = 0
     for record in load("positional-heads"):
         case = record["configuration"]

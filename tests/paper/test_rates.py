@@ -21,7 +21,7 @@ def measured():
 
 @pytest.fixture
 def make(measured):
-    """Makes a record: an arm, its seed, its loss on the validation part, its rate, and what else its case says."""
+    """Makes a record of an arm, a seed, a loss on the validation part, a rate, and changes of the case."""
 
     def made(arm, seed, nats, rate=0.01, **changes):
         looks = [{"step": step, "loss_nats": nats + 1 / step - 0.5} for step in (1, 2)]
@@ -38,7 +38,7 @@ def tuning(make):
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """Where the rates are written."""
+    """The file to which the rates are written."""
     monkeypatch.setattr(rates, "TABLE", tmp_path / "rates.json")
     rates.table.cache_clear()
     yield rates.TABLE
@@ -86,7 +86,7 @@ def test_a_rate_is_chosen_for_all_that_a_case_is_told(make):
 
 
 def test_losses_of_two_devices_are_not_compared(make, tuning):
-    """One rate of each device is no choice; where both have all, the CPU's word is the last."""
+    """One rate from each device gives no choice; if both devices have all rates, the CPU's choice counts."""
     theirs = [make("linear", rates.TUNING, *one) | {"device": "nvidia-h200"} for one in ((2.0, 0.01), (1.0, 0.03))]
     assert rates.choose([tuning[0], theirs[1]]) == {}
     for order in ([*tuning, *theirs], [*theirs, *tuning]):

@@ -171,7 +171,7 @@ UNREADABLE = {
     [(name, "no device") for name in experiments.EXPERIMENTS] + [("training-step", kind) for kind in UNREADABLE][1:],
 )
 def test_a_record_without_what_its_readers_need_is_refused(tmp_path, name, kind, capsys):
-    """One that has all of it is shown."""
+    """A record that has all of it is shown."""
     damage, message = UNREADABLE[kind]
     experiment = experiments.EXPERIMENTS[name]
     needs = experiment.needs
@@ -234,7 +234,7 @@ def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
     head = _commit(tmp_path)
     assert provenance._git_state() == (head, True)
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "new.json").touch()  # what a run itself leaves is no change of the code
+    (tmp_path / "results" / "new.json").touch()  # what a run itself leaves does not change the code
     assert provenance._git_state() == (head, True)
     code.write_text("x = 2\n")
     assert provenance._git_state() == (head, False)
@@ -251,7 +251,7 @@ def test_the_commit_and_whether_the_code_is_as_committed(tmp_path, monkeypatch):
         monkeypatch.setattr(provenance, "code_of", provenance.code.Tree(provenance.code.files(tmp_path)).reached)
         assert provenance._git_state() == (head, False)
         assert provenance.provenance("cpu", run)["clean"] is clean, "of what a run reaches"
-    monkeypatch.setattr(provenance.code, "ROOT", tmp_path / "vendored")  # inside another's repository
+    monkeypatch.setattr(provenance.code, "ROOT", tmp_path / "vendored")  # inside another project's repository
     provenance.code.ROOT.mkdir()
     assert provenance._git_state() == (None, None)
 

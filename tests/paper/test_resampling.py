@@ -1,4 +1,4 @@
-"""Pairs are resampled exactly, and intervals hold the mean as often as they say."""
+"""Pairs are resampled exactly, and intervals contain the mean as often as they say."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ def test_all_resamples_are_there_as_often_as_they_would_be_drawn(n):
 
 
 def test_many_pairs_are_resampled_by_the_generator():
-    """Each value is taken n times out of n with variance 1 - 1/n, here by the mean of `DRAWN`."""
+    """A resample takes each value once on average, with variance 1 - 1/n; the mean of `DRAWN` resamples is tested."""
     counts, shares = resamples(20)
     assert counts.shape == (resampling.DRAWN, 20) and (counts.sum(1) == 20).all() and shares.sum() == pytest.approx(1)
     error = math.sqrt((1 - 1 / 20) / resampling.DRAWN)
@@ -50,21 +50,21 @@ def test_many_pairs_are_resampled_by_the_generator():
     [
         (2, 0.5, 1),  # tan(pi c / 2)
         (3, 0.95, 0.95 * math.sqrt(2 / (1 - 0.95**2))),
-        (5, 0.95, 2.776445),  # of the printed tables
+        (5, 0.95, 2.776445),  # from the printed tables
         (10, 0.95, 2.262157),
     ],
 )
 def test_the_tail_of_the_expanded_interval(n, confidence, t):
-    """For means that are normal, with the variance over n where Student's has n - 1, it ends where Student's does."""
+    """For normal means with variance over n, where Student's is over n - 1, the interval ends where Student's does."""
     distance = t * math.sqrt(n / (n - 1))
     assert expanded_tail(n, confidence) == pytest.approx(math.erfc(distance / math.sqrt(2)) / 2, rel=1e-5)
 
 
 def test_an_interval_by_hand():
-    """Of 0, 0, 1 and 4, at a confidence at which a tail holds 2 % of the 256 resamples, which is 5.12.
+    """The differences are 0, 0, 1 and 4. At this confidence a tail holds 2 % of the 256 resamples, which is 5.12.
 
-    All of the 4's four places: 1 resample, mean 4; three of them and a 1: 4 resamples, 3.25, which makes 5; three and a
-    0: 8 resamples, mean 3. At the other end all 16 resamples of zeros are more than that.
+    Four times 4: 1 resample, mean 4. Three times 4, and 1: 4 resamples, mean 3.25, so 5 in all. Three times 4, and 0: 8
+    resamples, mean 3, so the tail ends here. At the other end the 16 resamples of zeros alone exceed 5.12.
     """
     confidence = optimize.brentq(lambda tried: expanded_tail(4, tried) - 0.02, 0.6, 0.9)
     found = paired_difference([1, 2, 3, 8], [1, 2, 2, 4], confidence=confidence)
@@ -73,9 +73,9 @@ def test_an_interval_by_hand():
 
 
 def test_where_the_bootstrap_is_normal_the_interval_is_students():
-    """Of 200 differences the means are so nearly normal that the interval's half-width is t s / sqrt(n) but for the
-    noise of 100,000 draws: a quantile at the tail p has the standard error sqrt(p / draws) over the density, 1 % of the
-    width here, and 4.42 of them are allowed."""
+    """The means of 200 differences are so nearly normal that the interval's half-width is t s / sqrt(n), up to the
+    noise of 100,000 draws. A quantile at the tail p has the standard error sqrt(p / draws) over the density. This is
+    below 1 % of the half-width here, and 4.42 standard errors are allowed."""
     n, confidence = 200, 0.95
     d = drawn("normal", n)
     mean, (low, high) = paired_difference(d.tolist(), [0] * n, confidence=confidence)
@@ -88,9 +88,9 @@ def test_where_the_bootstrap_is_normal_the_interval_is_students():
 
 
 def misses(kind, n, tail, samples):
-    """The shares of samples of n differences, of mean 0, whose interval lies above 0, and below 0.
+    """Draw samples of n differences of mean 0; return the shares whose interval lies above 0, and below 0.
 
-    Without sorting: it lies above where the resamples with a mean of 0 or less have a share below the tail.
+    Nothing is sorted: an interval lies above 0 if the resamples with a mean of 0 or less have a share below the tail.
     """
     counts, shares = resamples(n)
     above = below = 0
@@ -123,7 +123,7 @@ def test_the_intervals_that_miss_are_counted_without_sorting():
     ],
 )
 def test_how_often_the_interval_holds_the_mean(kind, n, samples, least):
-    """As often as the docstring says, with an error rate of 1e-5; and from five pairs not as often as is asked for."""
+    """As often as the docstring says, with an error rate of 1e-5; with five pairs, less often than is asked for."""
     above, below = misses(kind, n, expanded_tail(n, 0.95), samples)
     covers = 1 - above - below
     error = math.sqrt(covers * (1 - covers) / samples)
@@ -135,7 +135,7 @@ def test_how_often_the_interval_holds_the_mean(kind, n, samples, least):
 
 
 def test_too_few_pairs_have_infinite_ends():
-    """The least mean of five is that of 1 resample in 3125, less than the tail at 95 % and more than that at 99 %."""
+    """Of five pairs, 1 resample in 3125 has the least mean: less than the tail at 95 %, more than the one at 99 %."""
     five, four = [0.1, 0.2, 0.3, 0.4, 0.5], [0.1, 0.2, 0.3, 0.4]
     assert expanded_tail(5, 0.95) > 1 / 3125 > expanded_tail(5, 0.99)
     low, high = paired_difference(five, [0] * 5).interval
@@ -149,7 +149,7 @@ def test_equal_differences_have_no_width():
 
 
 def test_a_seed_that_changes_both_arms_changes_nothing():
-    """In numbers that a few bits hold."""
+    """Nothing is rounded, as the numbers need only a few bits."""
     a, b = np.array([3, 5, 4, 7, 6.0]), np.array([1, 4, 4, 2, 5.0])
     seeds = np.array([0, 100, -50, 7, 3.0])
     assert paired_difference(list(a + seeds), list(b + seeds)) == paired_difference(list(a), list(b))

@@ -53,7 +53,7 @@ def test_rules_are_described():
 @pytest.mark.parametrize(
     ("finding", "verdict", "severity", "why"),
     [
-        # half a unit of the last digit, from both sides; up to a whole one if all are cut off there
+        # half a unit of the last digit on either side; up to a whole unit if all figures are cut off there
         (printed(on("15.30"), on(15.304999)), CONFIRMED, None, "rounded"),
         (printed(on("15.30"), on(15.305)), CONFIRMED, None, "rounded"),
         (printed(on("15.30"), on(15.3051)), CONFIRMED, None, "cut off"),
@@ -61,12 +61,12 @@ def test_rules_are_described():
         (printed(on("15.30"), on(15.31)), CORRECTED, CONSTANT, "off by at most"),
         (printed(on("-15.30"), on(-15.3099)), CONFIRMED, None, "cut off"),
         (printed(on("33.5", "134", "536"), on(33.554, 134.2, 536.9)), CONFIRMED, None, "cut off"),
-        # one rounded, one cut
+        # one figure is rounded, the others are cut off
         (printed(on("33.6", "134", "536"), on(33.554, 134.2, 536.9)), CORRECTED, CONSTANT, "off by at most"),
         (printed(on("2,359,296"), on(2359296)), CONFIRMED, None, "rounded"),
         (printed(on("2,359,296"), on(2359297)), CORRECTED, CONSTANT, "off by at most"),
         (printed(on("80"), on(81.0)), CORRECTED, CONSTANT, "off by at most"),  # a plain 80 is exact to the unit
-        (printed(on("~80"), on(81.0)), CONFIRMED, None, "rounded"),  # an approximate one to the ten
+        (printed(on("~80"), on(81.0)), CONFIRMED, None, "rounded"),  # an approximate 80 to the ten
         (printed(on("~80"), on(84.9)), CONFIRMED, None, "rounded"),
         (printed(on("~80"), on(89.9)), CONFIRMED, None, "cut off"),
         (printed(on("~80"), on(90.1)), REFUTED, CONSTANT, "worst"),
@@ -77,8 +77,8 @@ def test_rules_are_described():
         (printed(on("1.0", "1.0"), on(2.0, 2.0)), REFUTED, CONSTANT, "2 of 2 figures"),  # nor do equal ones
         (printed(on("1.0", "3.0"), on(2.0, 6.0)), CORRECTED, CONSTANT, "2 times the source's throughout"),
         (printed(on("1.0", "3.0"), on(2.0, 6.2)), CORRECTED, CONSTANT, "times the source's throughout"),
-        # A factor from 2 / 1.05 = 1.905 to 2 / 0.95 for the first, up to 5.63 / 2.95 = 1.908 or 5.61 / 2.95 = 1.902 for
-        # the second: half a unit of the last digit on either side.
+        # With half a unit of the last digit on either side, the factor is from 2 / 1.05 = 1.905 to 2 / 0.95 for the
+        # first figure, and up to 5.63 / 2.95 = 1.908 or 5.61 / 2.95 = 1.902 for the second.
         (printed(on("1.0", "3.0"), on(2.0, 5.63)), CORRECTED, CONSTANT, "times the source's throughout"),
         (printed(on("1.0", "3.0"), on(2.0, 5.61)), REFUTED, CONSTANT, "2 of 2"),
         (printed(on("1.0", "3.0"), on(2.0, 6.5)), REFUTED, SUBSTANCE, "2 of 2"),
@@ -102,13 +102,13 @@ def test_rules_are_described():
         (counted(on("4*d^2", 36), on("4*d^2", 36)), CONFIRMED, None, ""),
         (counted(on("4*d^2", 36), on("4*d^2", 37)), REFUTED, CONSTANT, ""),
         (counted(on(7), on(15)), REFUTED, SUBSTANCE, ""),
-        (counted(on("4*d^2", "d"), on("2*d^2", "d")), REFUTED, CONSTANT, ""),  # differs in one alone, by a constant
+        (counted(on("4*d^2", "d"), on("2*d^2", "d")), REFUTED, CONSTANT, ""),  # only one differs, by a constant
         (counted(on("4*d^2"), on("4*d^2 + d")), REFUTED, CONSTANT, ""),
         (counted(on("4*d^2"), on("4*d^2 + N*d")), REFUTED, SUBSTANCE, ""),
         (counted(on("N^2"), on("H*N^2 + N")), REFUTED, CONSTANT, ""),  # a constant of the configuration
         (counted(on("1/(1 + d/N)"), on("2*N/(3*N + d)")), REFUTED, CONSTANT, ""),
         (counted(on("1/(1 + d/N)"), on("d/(N + 2*d)")), REFUTED, SUBSTANCE, ""),
-        (counted(on("N^2 + N"), on("N^2 - N^3")), REFUTED, SUBSTANCE, ""),  # of no order that can be compared
+        (counted(on("N^2 + N"), on("N^2 - N^3")), REFUTED, SUBSTANCE, ""),  # their orders cannot be compared
         (growth("N^2*d + N*d^2", "8*N*d^2 + 4*N^2*d"), CONFIRMED, None, ""),
         (growth("N^2*d + N*d^2", "4*N^2*d + 5*H*N^2"), CORRECTED, WORDING, "nothing grows like $N d^2$"),
         (growth("N*d^2", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N^2 d$"),
@@ -135,7 +135,7 @@ def test_rules_are_described():
         (growth_where("N*d^2", on("6*N*d^2", "N*d^2")), CONFIRMED, None, "a: $6 N d^2$"),
         (growth_where("N*d^2", on("6*N*d^2", "H*N*d^2")), CORRECTED, CONSTANT, "leaves out $H$"),
         (growth_where("N*d^2", on("6*N*d^2", "N*d")), CORRECTED, WORDING, "nothing grows like $N d^2$"),
-        (growth_where("N*d", on("N", "H*N*d")), CORRECTED, CONSTANT, ""),  # the heavier of two
+        (growth_where("N*d", on("N", "H*N*d")), CORRECTED, CONSTANT, ""),  # the heavier severity counts
         (growth_where("N*d^2", on("N^2*d", "6*H*N*d^2")), CONDITIONAL, SUBSTANCE, "holds at b; not at a"),
         (growth_where("N*d^2", on("N^2*d", "N^3")), REFUTED, SUBSTANCE, "nowhere"),
         (mended("p", 0.0, {"with x": 0.5}, 0.1), CONFIRMED, None, "holds to"),
@@ -254,7 +254,7 @@ def test_growth_with_settings_of_the_method():
     finding = growth("N*d^2", exact, settings=("m",))
     assert (finding.verdict, finding.ours.partition(": ")[2]) == (CORRECTED, "the claim leaves out $m$ in $N d m$")
     assert growth("N*d", exact, settings=("m",)).verdict == REFUTED
-    assert growth("N*d^2", "H*N*d^2", settings=("m",)).verdict == REFUTED  # they stand in place of the usual ones
+    assert growth("N*d^2", "H*N*d^2", settings=("m",)).verdict == REFUTED  # they replace the usual ones
 
 
 def test_growth_tells_symbols_apart_by_name():

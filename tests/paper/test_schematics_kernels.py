@@ -1,4 +1,4 @@
-"""What the schematic of linear attention shows is what the two orders store."""
+"""The schematic of linear attention shows what the two orders store."""
 
 import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb

@@ -1,4 +1,4 @@
-"""What the schematics of layers show is what the package does."""
+"""The schematics of layers show what the package does."""
 
 import matplotlib.pyplot as plt
 import torch
@@ -11,7 +11,7 @@ from tests.seeded import generator
 
 
 def test_induction_pairs():
-    # With orthogonal tokens, a head as wide as they are gives its pairs a score and all others none.
+    # With orthogonal tokens, a head as wide as the tokens gives its pairs a score, and no score to all others.
     assert induction_pairs("abca") == [(3, 1)]
     letters = "abcabc"
     x = torch.eye(3, dtype=torch.float64)[["abc".index(letter) for letter in letters]]

@@ -30,7 +30,7 @@ def daemons(tmp_path_factory):
 
 @pytest.fixture
 def slurm(daemons, monkeypatch):
-    """Calls one of SLURM's commands, which are those of the cluster: what it prints."""
+    """A function that calls one of the cluster's SLURM commands and returns what it prints."""
     for name, value in daemons.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
@@ -42,7 +42,7 @@ def slurm(daemons, monkeypatch):
 
 @contextmanager
 def deadline():
-    """Waiting for ever is a failure."""
+    """Fail if the block would wait for ever."""
 
     def late(*_):
         raise TimeoutError("waited in vain")
@@ -72,8 +72,8 @@ def test_cases_are_jobs(slurm, tmp_path, monkeypatch, capsys):
 
 
 def test_a_cancelled_job_ends(slurm, tmp_path):
-    """It leaves no result, and without accounting SLURM does not tell submitit what became of it. Before, it counts as
-    one that runs; one that the queue forgets is shown in test_cluster.py."""
+    """The job leaves no result, and without accounting SLURM does not report its end to submitit. Before it is
+    cancelled, it counts as running. test_cluster.py tests a job that the queue forgets."""
     with Slurm(None, lookup, tmp_path, {}) as launcher:
         job = launcher.submit(EXPERIMENTS["lingering"], LINGER, "cpu", {})
         eventually(lambda: states(slurm) == ["RUNNING"], "a job that is RUNNING")

@@ -1,4 +1,4 @@
-"""Every benchmark: right before it is timed, in turn, its records read back; and the engine that they share."""
+"""Every benchmark: checked before it is timed, arms in turn, its records read back; and the engine that they share."""
 
 import dataclasses
 from functools import partial
@@ -40,7 +40,7 @@ def of_set(name, **kind):
     return SETS[name] | kind
 
 
-# Name of an experiment -> functions that make its tiny cases, for another device or precision if they are told.
+# Name of an experiment -> functions that make its tiny cases, for another device or precision if one is given.
 TINY = {
     "training-step": [partial(training_step.case, "block", **LAYER)],
     "heads-speed": [partial(training_step.case, scope, causal=True, **HEADS) for scope in ("layer", "block")],
@@ -65,7 +65,7 @@ IDS = [f"{name}-{index}" for name, cases in TINY.items() for index in range(len(
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny(tmp_path_factory):
-    """Models and texts that a test can train, and a moment's timings."""
+    """Models and texts small enough to train in a test, and timings that take a moment."""
     parts = small_library(tmp_path_factory.mktemp("text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "python_parts", lambda: parts)
@@ -96,7 +96,7 @@ def test_every_benchmark_is_here():
 
 @pytest.mark.parametrize(("name", "make"), CASES, ids=IDS)
 def test_every_arm_runs_once_a_repetition_and_by_code_that_is_known(name, make):
-    """All that runs is among the code of the record; what readers get is of every arm."""
+    """All code that runs is in the record's code, and what readers are shown includes every arm."""
     experiment, case = EXPERIMENTS[name], make()
     with within(experiment):
         record = measure(experiment, case, "cpu", seconds=0.0)
@@ -111,7 +111,7 @@ def test_every_arm_runs_once_a_repetition_and_by_code_that_is_known(name, make):
     assert bool(record["failures"]) == (case.get("arms") == "kernels")
     assert isinstance(experiment.line(record), str)
     shown = experiment.show([record])
-    if name not in ("exchanged-speed", "inference"):  # of which a case is a line
+    if name not in ("exchanged-speed", "inference"):  # these show a line for each case
         assert all(arm.split()[0] in shown for arm in times if arm not in ("learned", "sdpa", "dense"))
 
 
@@ -194,7 +194,7 @@ def test_a_wrong_projection_is_not_timed(monkeypatch, part):
         arms = right(case)
         if part == "forward":
             hook = lambda _, args, out: (out[0], out[1] * 1.001)  # noqa: E731
-        else:  # the values stay, a little gradient is lost
+        else:  # the values stay, but a little of the gradient is lost
             hook = lambda _, args, out: (0.999 * out[0] + 0.001 * out[0].detach(), out[1])  # noqa: E731
         arms["structured"].register_forward_hook(hook)
         return arms
@@ -263,7 +263,7 @@ def test_the_work_of_a_budget():
 
 
 def test_the_tolerance_is_what_rounding_may_make():
-    """Of the longest sum: over the inner width of a block's feed-forward layer, or over the tokens."""
+    """It is that of the longest sum: over the inner width of a block's feed-forward layer, or over the tokens."""
     bound = benchmark.rounding_error(28, 128, torch.float32)
     assert bound == 28 * (1 + 128**0.5) * 2**-24
     assert training_step.tolerance(training_step.case("block", **LAYER)) == bound
@@ -279,7 +279,7 @@ def test_what_is_nan_is_not_close():
 
 @pytest.fixture
 def ticks(monkeypatch):
-    """A clock that goes on by a second whenever it is read."""
+    """A clock that advances by a second whenever it is read."""
     clock = iter(range(1000))
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(benchmark.time, "process_time", lambda: 0.0)
@@ -318,14 +318,14 @@ def test_a_timed_step_takes_the_gradients_of_one_step():
 
 
 class OnCuda(torch.Tensor):
-    """Says of itself that it lies on CUDA."""
+    """A tensor that claims to be on CUDA."""
 
     is_cuda = True
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A CUDA device whose events are a millisecond apart; what was called, in order."""
+    """A made-up CUDA device whose events are a millisecond apart; the list of what is called, in order."""
     called, ticks, held = [], iter(range(10**6)), iter([100, 100, 150, 130, 120])
 
     class Event:
@@ -354,7 +354,7 @@ def test_on_cuda_time_comes_from_events_behind_an_untimed_call(cuda):
     times = benchmark.timed(call, operands, upstream.as_subclass(OnCuda), 2)
     assert times == {"forward_s": 0.001, "backward_s": 0.001}
     assert len(ran) == 3
-    assert cuda == 6 * ["event"] + ["synchronize"]  # nothing is waited for between the calls
+    assert cuda == 6 * ["event"] + ["synchronize"]  # no synchronisation between the calls
 
 
 @pytest.mark.unchecked
@@ -380,14 +380,14 @@ def test_a_case_of_attention_on_cuda(cuda, monkeypatch):
     outcome = attention.run(SETS["main"] | {"device": "cuda", "dtype": "bfloat16"}, seconds=0.01)
     for arm in attention_variants.SETS["main"]:
         assert set(outcome["repetitions"][arm]) == {"forward_s", "backward_s"}
-        # Two milliseconds each, of the ten that a timing should take.
+        # Each call takes two of the ten milliseconds that a timing should take.
         assert outcome["facts"][arm] == {"peak_bytes": 80, "calls": 5}
     assert not outcome["failures"]
     assert cuda.count("empty_cache") == len(attention_variants.SETS["main"])
 
 
 def compiler(compiled):
-    """Of the calls that it is given it fails at the first, spoils the second, and keeps the others."""
+    """A compiler that fails at the first call it is given, spoils the second, and keeps the others."""
 
     def compiling(call, **_):
         compiled.append(call)

@@ -23,7 +23,7 @@ from paper.experiments.speed import (
 
 
 def made(case, times, facts=None, *, device="cpu-a", threads=1):
-    """A record: arm -> phase -> seconds, by both clocks, of which the wall's counts on several threads alone."""
+    """A record: arm -> phase -> seconds, by both clocks; the wall clock counts only on several threads."""
     both = {
         arm: {f"{phase}_cpu_s": values for phase, values in phases.items()}
         | {f"{phase}_s": values if threads > 1 else [9.0] * len(values) for phase, values in phases.items()}
@@ -35,14 +35,14 @@ def made(case, times, facts=None, *, device="cpu-a", threads=1):
 
 
 def record(N, seconds, *, memory=None, arms="main", **case):
-    """A record of attention whose arms take `seconds[arm]`, a list, forward, and nothing backward."""
+    """A record of attention whose arms take the list `seconds[arm]` forward, and no time backward."""
     times = {arm: {"forward": values, "backward": [0.0] * len(values)} for arm, values in seconds.items()}
     facts = {arm: {"peak_bytes": size, "calls": 1} for arm, size in (memory or {}).items()}
     return made(speed.case(N, arms, **case), times, facts)
 
 
 def powers(**exponents):
-    """Records of N = 1024 to 16384 in which an arm takes N^exponent of time and memory; the yardstick N^2 / 4096."""
+    """Records of N = 1024 to 16384: an arm takes N^exponent of time and memory, the yardstick takes N^2 / 4096."""
     found = []
     for N in (16384, 1024, 2048, 8192, 4096):
         values = {"sdpa": N**2 / 4096} | {arm.replace("_", " "): N**power for arm, power in exponents.items()}
@@ -66,8 +66,8 @@ def test_ratios_are_medians_within_repetitions():
 
 
 def test_the_flops_expected():
-    """A head of linear attention: six products of 2 N K^2, and totals; of softmax attention: seven of 2 N^2 K. A
-    compiled twin's are those of its arm."""
+    """A head of linear attention takes six products of 2 N K^2, and totals; of softmax attention, seven of 2 N^2 K. A
+    compiled twin takes as many FLOPs as its arm."""
     arms = ["sdpa", "linear", "linear recurrent", "linear compiled"]
     row = rows.rows([record(4096, {arm: [1.0] for arm in arms})])
     K, N = 64, 4096
@@ -76,7 +76,7 @@ def test_the_flops_expected():
 
 
 def test_mechanisms_beside_the_attention_that_sees_the_same_keys():
-    """Causal attention has about half of the FLOPs; an arm whose own yardstick failed has nothing beside it."""
+    """Causal attention takes about half of the FLOPs. An arm whose own yardstick failed is not compared."""
     seconds = {"sdpa": [4.0], "sdpa causal": [2.0], "window": [1.0], "window causal": [1.0]}
     both = rows.beside_alike([record(1024, seconds, arms="patterns")], "patterns")
     assert [(row["arm"], row["ratio_alike"][1]) for row in both] == [("window", 0.25), ("window causal", 0.5)]
@@ -114,7 +114,7 @@ def test_growth_is_fitted_over_the_given_lengths():
     assert found["linear"]["time"] == pytest.approx(1)
     assert found["sdpa"]["time"] == found["sdpa"]["memory"] == pytest.approx(2)
     assert found["linear"]["lengths"] == [2048, 4096, 8192, 16384]
-    assert rows.growth(powers(linear=1), (8192, 16384)) == []  # of two lengths nothing is said
+    assert rows.growth(powers(linear=1), (8192, 16384)) == []  # two lengths are too few
     assert rows.growth([{**r, "facts": {}} for r in powers(linear=1)])[0]["memory"] is None
 
 
@@ -150,7 +150,7 @@ def test_crossovers_of_the_records_and_the_table():
 
 
 def test_without_a_yardstick_there_is_no_ratio():
-    """And no crossing, but growth."""
+    """There is no crossover either, but growth is still fitted."""
     alone = [record(N, {"delta causal": [1.0] * 3}, arms="delta alone") for N in (2048, 4096, 8192)]
     (row,) = rows.rows(alone[:1])
     assert row["ratio"] is row["ratio_alike"] is row["bytes_ratio"] is None
@@ -214,7 +214,7 @@ def test_speedups_are_medians_of_ratios_within_repetitions():
     times = {"learned": [3.0, 8.0, 5.0], "frozen": [2.0, 4.0, 5.0], "stopped": [1.0, 1.0, 1.0]}
     phases = {arm: {"forward": v, "backward": [0.0] * 3, "optimiser": [1.0] * 3} for arm, v in times.items()}
     measured = made(training_step.case(), phases | {"frozen-compiled": phases["frozen"]})
-    frozen, stopped = experiments.speedups([measured])  # of a compiled arm without a compiled standard nothing
+    frozen, stopped = experiments.speedups([measured])  # a compiled arm without a compiled standard has no row
     assert frozen["speedup"] == (1.25, 1.5, 1.75)
     assert frozen["speedup_with_optimiser"][1] == pytest.approx(4 / 3)
     assert stopped["speedup"] == (4.0, 5.0, 6.5)
@@ -249,14 +249,14 @@ def test_rows_of_the_exchanged_pass(dtype):
     measured = made(value_gradient.case(40, 128, dtype=dtype, causal=True), times)
     (row,) = value_gradient.rows([measured])
     assert (row["backward"][1], row["both"][1]) == (4.0, 2.5)
-    # Five products of 64 columns against two of as many and 16 bytes more.
+    # Five products of 64 columns against two of 64 columns and 16 bytes more.
     assert row["backward_bound"] == pytest.approx(5 / 2 * 64 / (64 + (4 if dtype == "float32" else 8)))
     assert 1 < row["both_bound"] < row["backward_bound"]
     assert value_gradient.label(row) == f"N=40 d=128 B=1 {dtype} causal"
 
 
 def test_rows_of_recomputation():
-    """Compared with what is kept, or with what materialises as well; FLOPs where the closed form knows."""
+    """An arm is compared with 'kept', or 'materialised' if it materialises; FLOPs only if a closed form has them."""
     case = recomputation.case(L=6)
     arms = recomputation.arms_of(case)
     assert set(arms) == {"kept", "materialised", "attention again", *(f"segments of {n}" for n in (1, 2, 3, 6))}
@@ -328,7 +328,7 @@ def test_rows_and_slopes_of_decoding():
 
 
 def projected(d=128, N=64, device="cpu-x", **seconds):
-    """A record whose arms take so many seconds a step, and half of it forward, in three repetitions."""
+    """A record whose arms take the given seconds for a step, half of them forward, in three repetitions."""
     times = {arm: {"forward": [s / 2] * 3, "step": [s] * 3} for arm, s in seconds.items()}
     return made(projections.case(d, N=N), times, device=device, threads=2)
 
@@ -341,14 +341,14 @@ def test_ratios_of_projections():
 
 
 def test_as_many_rounds_as_are_enough():
-    """One where the table's rows are heads."""
+    """One round is enough if the table's rows are heads."""
     for d, table in {128: (8, 16), 256: (16, 16), 384: (6, 64), 768: (12, 64), 4096: (64, 64)}.items():
         assert projections.factors(d, 64) == table
         assert projections.enough(d) == ("structured" if table[1] == 64 else "structured, 2 rounds")
 
 
 def test_the_crossover_of_structured_projections():
-    """From the widest down to the first at which it is not faster, whatever narrower ones say."""
+    """Widths are read from the widest down to the first that is not faster, whatever narrower ones say."""
     times = {384: 0.5, 512: 1.5, 768: 1.0, 1024: 0.9, 2048: 0.8}
     found = [projected(d, dense=1.0, structured=s) for d, s in times.items()]
     assert projections.crossover(found) == {("cpu-x", 64): 1024}

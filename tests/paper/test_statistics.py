@@ -1,4 +1,4 @@
-"""The exact tests and intervals are as exact as they say, and an interval is judged in one way."""
+"""The exact tests and intervals are as exact as they say, and every interval is judged in the same way."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def test_the_probability_of_ranking_as_high_by_chance(better, worse, chance):
 
 
 def test_it_is_right_as_often_as_it_says():
-    """Of all ways to deal the same values to two arms, at most a share p has a probability of at most p."""
+    """Of all ways to deal the same values to two arms, a share of at most p has a probability of at most p."""
     draw = random.Random(0)
     for _ in range(20):
         values = [draw.randrange(6) for _ in range(8)]
@@ -69,8 +69,8 @@ def test_the_interval_of_a_gain(better, worse, chance, ends):
 
 
 def test_the_interval_is_the_exact_test():
-    """Without equal values it lies above 0 exactly where the test's probability is within the chance; with equal ones
-    no more often than that."""
+    """Without equal values, the interval lies above 0 exactly if the test's probability is at most the chance; with
+    equal values, it does so no more often than that."""
     draw = random.Random(1)
     for values in ([*range(9)], [draw.randrange(5) for _ in range(9)]):
         for chance in (0.01, 0.05, 0.2):
@@ -86,7 +86,7 @@ def test_the_interval_is_the_exact_test():
 
 
 def test_better_needs_more_the_more_is_compared():
-    """1 / 252, the least of five runs against five, does for twelve comparisons."""
+    """1 / 252, the least probability of five runs against five, is enough for twelve comparisons."""
     assert [is_better(1 / 252, comparisons) for comparisons in (1, 12, 13)] == [True, True, False]
     assert is_better(1 / 20, 1) and not is_better(1 / 19, 1)
 
@@ -98,7 +98,7 @@ def test_better_needs_more_the_more_is_compared():
         ([0.05], [True]),
         ([0.01, 0.04, 0.03, 0.005], [True, False, False, True]),  # against 1/80, 1/60; 0.03 is above 1/40
         ([0.02, 0.04], [True, True]),  # the second has the whole level once the first is rejected
-        ([0.026, 0.001, 0.026], [False, True, False]),  # twice 1/38 is above 1/40
+        ([0.026, 0.001, 0.026], [False, True, False]),  # both 0.026 (1/38) are above 1/40
         ([0.03, 0.03], [False, False]),  # each is below 0.05, but the least is above 0.025
     ],
 )
@@ -107,9 +107,9 @@ def test_holm_steps_down(p_values, rejected):
 
 
 def test_holm_rejects_wrongly_no_more_often_than_its_level():
-    """By the definition of closed testing (Marcus, Peritz & Gabriel 1976): a hypothesis falls where every set of
-    hypotheses that holds it has one whose probability is at most the level over the size of the set. It falls wherever
-    Bonferroni's correction rejects it."""
+    """By the definition of closed testing (Marcus, Peritz & Gabriel 1976), a hypothesis is rejected if every set of
+    hypotheses that contains it has a member whose probability is at most the level over the size of the set. All that
+    Bonferroni's correction rejects is rejected too."""
     draw = random.Random(2)
     for _ in range(200):
         p = [draw.choice([0.001, 0.01, 0.012, 0.02, 0.03, 0.06, 0.5]) for _ in range(4)]
@@ -136,8 +136,8 @@ def test_the_probability_of_successes_as_uneven_by_chance(counts, chance):
 
 
 def test_the_quantiles_are_scipys():
-    """The exact interval by its definition, and the closed form without failures: a rate r has n successes in n runs
-    with probability r^n. Student's with one degree of freedom is 1/2 + arctan(t) / pi."""
+    """The exact interval agrees with its definition and, without failures, with a closed form: at a rate r, n runs have
+    n successes with probability r^n. Student's distribution with one degree of freedom is 1/2 + arctan(t) / pi."""
     for runs in (1, 5, 10, 57):
         for successes in {0, 1, runs // 2, runs}:
             exact = stats.binomtest(successes, runs).proportion_ci(0.9, method="exact")
@@ -147,19 +147,19 @@ def test_the_quantiles_are_scipys():
         for a, b in itertools.product(range(n + 1), range(m + 1)):
             expected = stats.fisher_exact([[a, n - a], [b, m - b]]).pvalue
             assert fisher(a, n, b, m) == pytest.approx(expected, rel=1e-10)
-    assert student(0.95, 4) == pytest.approx(2.776445, rel=1e-6)  # of the printed tables
+    assert student(0.95, 4) == pytest.approx(2.776445, rel=1e-6)  # from the printed tables
     for t in (-3.0, -0.5, 0.5, 3.0):
         assert student_below(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
         assert student(2 * student_below(abs(t), 5) - 1, 5) == pytest.approx(abs(t), rel=1e-9)
 
 
 def intervals():
-    """Ends below, at and above the margins and 0, in order."""
+    """Intervals with ends below, at and above the margins and 0, in order."""
     return itertools.combinations_with_replacement((-math.inf, -2, -1, -0.5, 0, 0.5, 1, 2, math.inf), 2)
 
 
 def test_what_is_said_is_true_of_every_difference_in_the_interval():
-    """And nothing stronger is; with a margin of 1."""
+    """The outcome is the strongest that is true of all of them, with a margin of 1."""
     true = {
         "equivalent": lambda difference: abs(difference) < 1,
         "better": lambda difference: difference > 0,
@@ -172,7 +172,7 @@ def test_what_is_said_is_true_of_every_difference_in_the_interval():
     decision = Decision(margin=1, level=0.025, higher_is_better=True)
     said = set()
     for low, high in intervals():
-        # All that is said is said of convex sets, and true between two ends of which it is.
+        # Each outcome holds on a convex set: if it holds at both ends, it holds between them.
         outcomes = [name for name, holds in true.items() if holds(low) and holds(high)]
         assert decide((low, high), decision) == outcomes[0], (low, high)
         said.add(outcomes[0])

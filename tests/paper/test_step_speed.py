@@ -1,4 +1,4 @@
-"""Layers, blocks and whole models that are timed: each variant does what its definition does and what is declared."""
+"""Layers, blocks and whole models that are timed: each variant agrees with its definition and with what is declared."""
 
 import dataclasses
 
@@ -102,7 +102,7 @@ def test_correct_models_pass_the_check(models, model, dtype, variant):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_wrong_gradient_is_not_timed(monkeypatch, models, dtype):
-    """Of one weight, a tenth too large, in the last of the modules that are compared."""
+    """The gradient of one weight is a tenth too large, in the last of the modules that are compared."""
     right, calls = whole._results, []
 
     def one_is_off(*arguments):
@@ -119,7 +119,7 @@ def test_a_wrong_gradient_is_not_timed(monkeypatch, models, dtype):
 
 @pytest.mark.parametrize("model", ["BERT-base", "ViT-Base"])
 def test_the_variants_are_told_apart(monkeypatch, models, model):
-    """A stopped model that passes the gradient through q and k, as the frozen one does."""
+    """The check finds a stopped model that passes the gradient through q and k, as the frozen one does."""
     right = whole.build
 
     def leaking(case, variant, configuration, **kwargs):

@@ -1,4 +1,4 @@
-"""What is measured is stored, at another try if need be; where nothing can be, nothing is measured, in one sentence."""
+"""What is measured is stored, if need be at another try. If nothing can be, nothing is measured; one line says so."""
 
 import dataclasses
 import errno
@@ -22,7 +22,7 @@ ROOM = records.ROOM
 
 @contextmanager
 def file_size_limit(size):
-    """No file of this process becomes larger."""
+    """No file of this process can grow beyond `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -33,7 +33,7 @@ def file_size_limit(size):
 
 @pytest.fixture
 def disk(tmp_path):
-    """The folder of a small file system of its own."""
+    """A folder that is a small file system of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
@@ -44,7 +44,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def trouble(monkeypatch):
-    """While it holds an error's number, no file of records is replaced."""
+    """While this list holds an error number, no file of records can be replaced."""
     numbers, move = [], Path.replace
 
     def replace(self, target):
@@ -90,14 +90,14 @@ def test_nothing_is_measured_where_nothing_can_be_written(disk, capsys):
 
 
 def fill(disk):
-    """Take what is left of a disk."""
+    """Fill what is left of a disk."""
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
 
 
 def test_a_disk_that_becomes_full_ends_the_run(disk, capsys):
-    """One more case is measured, as space may be freed; when it is not, nothing else is, and nothing else is said."""
+    """One more case is measured, as space may be freed. If none is, nothing more is measured, nor said."""
     ran = []
 
     def filling(case):
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(disk, capsys):
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO], ids=errno.errorcode.get)
 def test_no_case_is_begun_that_could_not_be_stored(number, trouble, tmp_path):
-    """The file of one experiment is refused; that of the next is not."""
+    """The file of one experiment cannot be written; that of the next can."""
     ran = []
 
     def refused(case):
@@ -151,7 +151,7 @@ def test_no_case_is_begun_that_could_not_be_stored(number, trouble, tmp_path):
 
 
 def test_a_file_that_may_not_grow_is_not_measured_for(tmp_path, capsys):
-    """The other experiment's may."""
+    """The file of the other experiment may grow."""
     go(fake(works=(1,)), tmp_path)
     (large,) = records.read(stored(tmp_path))
     large["facts"]["text"] = "x" * ROOM
@@ -166,7 +166,7 @@ def test_a_file_that_may_not_grow_is_not_measured_for(tmp_path, capsys):
 
 
 def test_cases_that_run_when_trouble_comes_are_kept(trouble, tmp_path):
-    """Of the two that run at once one is refused; the other ends, and both are stored when that can be done."""
+    """Two cases run at once. One cannot be stored; the other ends, and both are stored once that is possible."""
 
     def one(case):
         trouble[:] = [errno.EROFS] if case["index"] == 1 else []
@@ -234,7 +234,7 @@ def test_a_folder_that_vanishes_between_two_experiments_ends_the_run(tmp_path):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_file_that_vanishes_is_written_again(last, tmp_path):
-    """Whatever came after; of this run nothing is lost."""
+    """This holds whatever comes after; nothing of this run is lost."""
 
     def vanishing(case):
         if case["index"] == (2 if last else 1):

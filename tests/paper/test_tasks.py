@@ -1,4 +1,4 @@
-"""The synthetic tasks: answers as other code gives them, lengths, vocabularies, seeds; bad sizes."""
+"""The synthetic tasks: answers equal those of other code; lengths, vocabularies, seeds; bad sizes are refused."""
 
 from functools import partial
 
@@ -52,7 +52,7 @@ def test_drawn_answers_are_the_solvers_wherever_one_is_asked_for(task, draw):
             solved = task.solve(row)
             assert all(a in (NONE, b) for a, b in zip(wanted, solved, strict=True))
             asked = [t for t, a in enumerate(wanted) if a != NONE]
-            # Nothing is left out but what stands before the first that is asked for.
+            # Only answers before the first one that is asked for are left out.
             assert [t for t, a in enumerate(solved) if a != NONE and asked and t >= asked[0]] == asked
 
 

@@ -1,4 +1,4 @@
-"""What counting makes of a text, held to counts by hand and by dictionaries: tables of the last bytes, repeats."""
+"""Counts in a text, compared with counts by hand and by dictionaries: tables of the last bytes, repeats."""
 
 from collections import Counter
 from math import log2
@@ -42,7 +42,7 @@ def by_dictionaries(seen, tested, longest):
 
 
 def test_equals_dictionaries():
-    """On bytes that repeat and on some that were never seen; at every length. Sums of 300 float64: 1e-12."""
+    """On bytes that repeat and bytes never seen, at every length. The tolerance 1e-12 is for sums of 300 float64."""
     made = torch.Generator().manual_seed(0)
     seen = torch.randint(4, (40, 12), generator=made) + 252
     tested = torch.randint(5, (30, 11), generator=made) + 251
@@ -65,7 +65,7 @@ def test_the_tables_of_a_task_are_of_what_it_draws():
 
 
 def test_repeats():
-    """Against counting by hand, on three symbols, where matches are many."""
+    """Compared with counting by hand, on three symbols, so that matches are many."""
     windows = torch.randint(3, (3, 31), generator=torch.Generator().manual_seed(0))
     found = repeats(windows, 5)
     for row, x in enumerate(windows.tolist()):

@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def served(tmp_path):
-    """A file at an address of its own, and where it lies."""
+    """A remote file with an address of its own, and the path where it lies."""
     path = tmp_path / "served"
     path.write_bytes(CONTENT)
     return RemoteFile("some/numbers", path.as_uri(), SHA256, len(CONTENT)), path
@@ -35,7 +35,7 @@ def served(tmp_path):
 
 @pytest.fixture
 def server():
-    """A function that says how a server on this machine answers, and gives its address."""
+    """A function that sets how a server on this machine answers, and returns its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -112,7 +112,7 @@ def test_what_arrives_cut_or_changed_is_not_kept(cache, server):
         with pytest.raises(ValueError, match=f"{file.url}: expected the sha256 {SHA256} .* got {got} from {len(sent)}"):
             fetch(file)
         assert files(cache) == []
-    # A server that is well again is asked again.
+    # Once the server works again, it is asked again.
     assert fetch(RemoteFile("some/numbers", server(answer), SHA256)).read_bytes() == CONTENT
 
 
@@ -176,7 +176,7 @@ def test_who_is_offline_is_told_what_to_do(cache, server):
 
 
 def test_an_interrupt_before_the_last_step_leaves_nothing(cache, served, monkeypatch):
-    """Nor would a kill leave a file of that name."""
+    """A kill would not leave a file of that name either."""
 
     def interrupt(own, target):
         assert own.read_bytes() == CONTENT and not target.exists()

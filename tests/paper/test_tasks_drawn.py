@@ -1,4 +1,4 @@
-"""What the synthetic tasks draw: how it is laid out, how it is distributed, and that no place tells the answer."""
+"""What the synthetic tasks draw: how it is laid out, how it is distributed, and that no place gives the answer away."""
 
 from contextlib import suppress
 from functools import partial
@@ -24,16 +24,16 @@ def test_recall_writes_each_key_so_often_with_values_that_differ_and_asks_for_it
         keys = [token // recall.VALUES for token in row]
         assert len(set(queries)) == len(queries) == pairs
         assert sorted(keys) == sorted(queries * writes)
-        by_key = {key: token % recall.VALUES for key, token in zip(keys, row, strict=True)}  # the last stays
+        by_key = {key: token % recall.VALUES for key, token in zip(keys, row, strict=True)}  # the last write stays
         assert wanted == [NONE] * len(row) + [recall.ANSWER + by_key[key] for key in queries]
 
 
 def test_recall_is_not_to_be_guessed():
-    """Keys and values are any of those there are, and neither the order of writes nor that of queries says a thing."""
+    """All keys and values are equally likely, and the orders of writes and of queries give nothing away."""
     count, pairs = 4000, 4
     tokens, answers = drawn(partial(recall.draw, pairs=pairs, writes=2), count)
     keys, asked = tokens[:, : 2 * pairs] // recall.VALUES, tokens[:, 2 * pairs :] - recall.QUERY
-    # Sequences are independent: the first of each is counted.
+    # Sequences are independent; in each of them only the first is counted.
     found = {
         "key": (torch.bincount(asked[:, 0], minlength=recall.KEYS), 1 / recall.KEYS),
         "value": (torch.bincount(answers[:, 2 * pairs] - recall.ANSWER, minlength=recall.VALUES), 1 / recall.VALUES),
@@ -103,13 +103,13 @@ def test_mqar_shows_the_pairs_first_and_asks_for_each_key_once(pairs, length, vo
 
 
 def test_induction_is_on_all_sequences_whose_neighbours_differ():
-    """At the last place: how far back its token stood last, and what is answered."""
+    """At the last place: how far back its token last occurred, and what is answered."""
     count, symbols, length = 4000, 8, 40
     tokens, answers = drawn(induction.task(length=length, symbols=symbols).train, count)
     assert (tokens.diff(dim=-1) != 0).all()
     back = (tokens[:, :-1].flip(-1) == tokens[:, -1:]).long()
     distances = torch.bincount(torch.where(back.any(-1), back.argmax(-1), length - 1), minlength=length)
-    again = 1 / (symbols - 1)  # the chance of a token, at each step away from another one
+    again = 1 / (symbols - 1)  # the chance of a token at each step from another one
     found = {f"{2 + i} back": (distances[1 + i], (1 - again) ** i * again) for i in range(10)}
     none = (1 - again) ** (length - 2)
     found["not asked"] = ((answers[:, -1] == NONE).sum(), none)
@@ -121,7 +121,7 @@ def test_induction_is_on_all_sequences_whose_neighbours_differ():
 @pytest.mark.parametrize(("hops", "length", "least"), [(1, 4, 1), (2, 7, 1), (3, 10, 1), (2, 10, 4)])
 def test_induction_asks_in_all_places_but_so_many(hops, length, least):
     symbols = 3
-    count = 100 * symbols * (symbols - 1) ** (length - 1)  # a hundred times all sequences there are: none is missing
+    count = 100 * symbols * (symbols - 1) ** (length - 1)  # a hundred times the number of sequences: none is missing
     _, answers = drawn(induction.task(hops=hops, symbols=symbols, length=length).train, count)
     asked = (answers != NONE).sum(-1)
     assert asked.min() >= least == length - hops * symbols
@@ -131,7 +131,7 @@ def test_induction_asks_in_all_places_but_so_many(hops, length, least):
 def test_hops_follow_one_another():
     tokens = [0, 1, 2, 0, 1, 3, 1, 0]
     once = [NONE, NONE, NONE, 1, 2, NONE, 3, 1]
-    # From the 1 that follows the 0 in the middle to the 2 after the first 1; no other second hop is there to be made.
+    # From the 1 that follows the 0 in the middle to the 2 after the first 1; no other second hop is possible.
     twice = [NONE] * 7 + [2]
     for hops, wanted in ((1, once), (2, twice)):
         assert induction.task(hops=hops, length=40, symbols=4).solve(tokens) == wanted
@@ -158,7 +158,7 @@ def test_copies_are_shown_a_token_late_and_strings_are_as_long_as_said(backwards
 def test_needles_lie_anywhere_and_noise_is_of_the_same_symbols():
     count, needles, length, symbols = 6000, 3, 30, 16
     tokens, answers = drawn(needle.task(needles=needles, length=length, symbols=symbols).train, count)
-    assert (tokens[:, -2] == needle.MARK).all()  # what asks, before the key
+    assert (tokens[:, -2] == needle.MARK).all()  # the mark that asks, before the key
     places = (tokens[:, :-2] == needle.MARK).nonzero()[:, 1].view(count, needles)
     assert (places.diff(dim=-1) >= 3).all() and places.max() + 3 <= length - 2
     keys, key = tokens.gather(-1, places + 1), tokens[:, -1:]
@@ -167,7 +167,7 @@ def test_needles_lie_anywhere_and_noise_is_of_the_same_symbols():
     things = length - 2 - 2 * needles  # needles, and tokens of noise
     found = {
         "rank": (torch.bincount(rank[:, 0], minlength=needles), 1 / needles),
-        # Which of the things in a row is asked for; the needles before it take two places more than one.
+        # Which of the things in the row is asked for; each needle before it takes two places more than noise does.
         "thing": (torch.bincount((places.gather(-1, rank) - 2 * rank)[:, 0], minlength=things), 1 / things),
         "key": (torch.bincount(key[:, 0] - 1, minlength=symbols), 1 / symbols),
         "value": (torch.bincount(answers[:, -1] - 1, minlength=symbols), 1 / symbols),
@@ -178,8 +178,8 @@ def test_needles_lie_anywhere_and_noise_is_of_the_same_symbols():
 
 
 def test_ngrams_follow_their_favourites_and_ask_for_the_leader():
-    """The first follower is the favourite or one of all symbols; the same context's second one is like it if both are
-    favourites, or by chance; a sequence by hand."""
+    """The first follower is the favourite or any symbol; the second follower of the same context equals it if both are
+    favourites, or by chance. One sequence is checked by hand."""
     count, symbols, likely = 6000, 5, 0.6
     tokens, answers = drawn(ngrams.task(order=1, length=40, symbols=symbols, likely=likely).train, count)
     again = tokens[:, :-1] == tokens[:, :1]  # where the first symbol comes again
@@ -193,7 +193,7 @@ def test_ngrams_follow_their_favourites_and_ask_for_the_leader():
     assert_shares(found, count)
     like = likely**2 + (1 - likely**2) / symbols
     assert_shares({"like the first follower": ((second == tokens[:, 1])[there].sum(), like)}, int(there.sum()))
-    assert torch.equal(answers.gather(1, place)[there, 0], tokens[there, 1])  # of one follower that one leads
+    assert torch.equal(answers.gather(1, place)[there, 0], tokens[there, 1])  # a single follower leads
     by_hand = ngrams.task(order=2, length=40, symbols=3)
     assert by_hand.solve([0, 1, 2, 0, 1, 0, 1, 2, 0, 1]) == [*[NONE] * 4, 2, NONE, NONE, 0, 1, 2]
 
@@ -227,7 +227,7 @@ def test_every_pair_is_in_one_part_with_both_of_its_orders(modulus, trained):
 
 
 def _value_of_needle(needles=4, length=64, symbols=32):
-    """The largest share of sequences that have the answer at one place: the needle's value is there, or chance."""
+    """The largest share of sequences with the answer at one place: as the needle's value, or by chance."""
     things = length - 2 - 2 * needles
     ways = [
         sum(
@@ -236,24 +236,24 @@ def _value_of_needle(needles=4, length=64, symbols=32):
             if 0 <= x - 2 * r < things
         )
         for x in range(length - 4)
-    ]  # to have the needle that is asked for at x
+    ]  # the numbers of ways to have the needle that is asked for at x
     assert sum(ways) == needles * comb(things, needles)
     share = max(ways) / sum(ways)
     return share + (1 - share) / symbols
 
 
 def _neighbour_of_match(length=64, symbols=16):
-    """The share of asking sequences whose answer is the token before the last: found that far back, or by a way that
-    has come back to it, among all symbols but that which was looked for."""
+    """The share of asking sequences whose answer equals the last token but one: the match is there, or it is i tokens
+    further back and a walk of i steps, over all symbols but the one looked for, has come back to the answer."""
     others = symbols - 1
     back = [(1 - 1 / others) ** i / others for i in range(length - 2)]  # i tokens from the answer to the last but one
     same = [1 / others + (1 - 1 / others) * (-1 / (others - 1)) ** i for i in range(length - 2)]
     return sum(p * q for p, q in zip(back, same, strict=True)) / sum(back)
 
 
-# A place that asks, and how often the answer is in the one place, on the left of it, where it is most often.
+# A place that asks, and how often the answer is at the one earlier place where it is most often.
 TOLD = {
-    "mqar": (31, 1 / 8),  # each pair is as likely
+    "mqar": (31, 1 / 8),  # each pair is equally likely
     "induction": (63, _neighbour_of_match()),
     "copying": (15, 1 / 8 + 7 / 8 / 16),  # strings of 8 to 15 ask there, each from another place; or chance
     "needle": (63, _value_of_needle()),
@@ -261,7 +261,7 @@ TOLD = {
 
 
 def best_place(task, asks, count=4000):
-    """Of the sequences that ask at a place: how many there are, and the largest share with the answer in one place."""
+    """The number of sequences that ask at a place, and the largest share of them with the answer at one place."""
     tokens, answers = drawn(task.train, count)
     asked = answers[:, asks] != NONE
     same = tokens[asked, : asks + 1] == answers[asked, asks : asks + 1]

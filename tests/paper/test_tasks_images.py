@@ -44,7 +44,7 @@ def test_a_split_does_not_depend_on_the_order_of_the_images():
 
 
 def check_images(task, train, validation, test, white):
-    """The draws of a task show images of their part, scaled, and with their answers."""
+    """Check that a task's draws show the images of their part, scaled, with their answers."""
     for draw, part in ((task.train, train), (task.validation, validation), (task.tests["test"], test)):
         count = len(part.answers)
         (pixels,), answers = draw(count, generator())
@@ -87,7 +87,7 @@ def test_the_task_of_digits_shows_its_parts():
     parts = images.split(images.digit_images(), images.DIGITS)
     assert [len(part.answers) for part in parts] == [1074, 359, 364]
     check_images(images.digits(), *parts, white=16)
-    # As when the split was fixed: one that changes makes stored results incomparable.
+    # As when the split was fixed: a changed split makes stored results incomparable.
     fixed = [hashlib.sha256(part.pixels.numpy().tobytes()).hexdigest()[:16] for part in parts]
     assert fixed == ["87b2e07a4058469b", "fd3ef3a21241c822", "fdcf4ceb891b8772"]
 
@@ -109,7 +109,7 @@ def archive(path, contents):
 
 @pytest.fixture(scope="module")
 def photographs():
-    """Images to train on and to test with, and the files of an archive of them; the test's come first in it."""
+    """Images to train on and to test with, and the files of an archive of them, in which the test images come first."""
     every = random_images(60)
     records = [record(*image) for image in zip(*every, strict=True)]
     files = {"cifar-10-batches-bin/readme.html": b"not read", images.TEST[0]: b"".join(records[50:])}

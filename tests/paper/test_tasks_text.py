@@ -37,7 +37,7 @@ def test_each_answer_is_the_next_byte_of_its_part():
 
 
 def test_training_reaches_every_place_and_the_seed_says_which():
-    """Windows start anywhere, the first and the last place included, each as often as any other."""
+    """Windows start at every place, the first and the last included, and equally often at each."""
     parts = PARTS._replace(train=bytes(range(21)))
     task = text.language_modelling("few", "few", parts, 16)
     count, places = 4000, 5  # 21 - 16 bytes
@@ -69,7 +69,7 @@ def write(folder, contents):
 
 
 SOURCES = {f"package{i % 7}/module{i}.py": f"x = {i}\n".encode() * (1 + i % 3) for i in range(400)}
-# What Parts.facts gave for SOURCES when the split was fixed: one that changes makes stored results incomparable.
+# What Parts.facts gave for SOURCES when the split was fixed: a changed split makes stored results incomparable.
 FIXED = {"train": "2874431fb95d98c5", "validation": "ed411f562d799dfe", "test": "940216b353a77508"}
 
 
@@ -93,7 +93,7 @@ def test_files_of_one_content_count_once_and_each_is_in_one_part(tmp_path):
     lines = [set(part.decode().splitlines()) for part in parts]
     assert sum(map(len, lines)) == len(set.union(*lines)) == 400
     assert sum(map(len, parts)) == sum(map(len, SOURCES.values()))
-    # 400 files, each with probability 0.9, 0.05, 0.05 in a part, once its content is drawn.
+    # If contents are random, each of the 400 files is in a part with probability 0.9, 0.05, 0.05.
     for found, share in zip(lines, (0.9, 0.05, 0.05), strict=True):
         assert abs(len(found) - 400 * share) <= SIGMAS * (400 * share * (1 - share)) ** 0.5
 
@@ -147,7 +147,7 @@ def test_the_librarys_own_sources_are_there_and_a_limit_shortens_training_alone(
 
 
 def test_novels(tmp_path, monkeypatch):
-    """Each novel's own parts, without what Gutenberg has around them; lines end in one byte."""
+    """Each novel has its own parts, without Gutenberg's text around the novel; lines end in one byte."""
     bodies = [b"".join(b"%d line %d\r\n" % (i, n) for n in range(500)) for i in range(2)]
     files = []
     for i, body in enumerate(bodies):

@@ -29,7 +29,7 @@ def test_matches_are_exact():
     written = torch.tensor([[9, STOP, STOP], [5, 4, STOP], [5, 4, 4], [5, STOP, 4], [STOP, 9, 9]])
     assert until_stop(written) == [[9], [5, 4], [5, 4, 4], [5], []]
     assert exact_matches(written, answers).tolist() == [True, True, False, False, True]
-    cut = torch.tensor([[5, 4, NONE]])  # of a long answer
+    cut = torch.tensor([[5, 4, NONE]])  # a long answer, cut
     assert until_stop(cut) == [[5, 4]] and exact_matches(torch.tensor([[5, 4, STOP]]), cut).tolist() == [True]
 
 
@@ -38,7 +38,7 @@ def spelled(language, tokens):
 
 
 def test_a_sentence_by_hand():
-    """'the old red dogs see a cat, and it runs', say: order, agreement, endings."""
+    """A sentence like 'the old red dogs see a cat, and it runs': order, agreement, endings."""
     language = Language(3)
     language.nouns[4], language.nouns[5] = [("DOG", 2)] * 2, [("CAT", 0)] * 2
     language.tokens |= {"DOG": len(language.names), "CAT": len(language.names) + 1}
@@ -113,7 +113,7 @@ def test_parts_share_no_source_and_held_out_ones_are_always_the_same():
     ]:
         assert torch.equal(draw(100, generator(1)).answers, same(100, generator(2)).answers)
     sets = [{tuple(row) for row in one.train(5000, generator()).inputs[0].tolist()} for one in (small, large)]
-    # With so many draws each is missing with probability (1 - 1/400)^5000 = 4e-6; lengths are all those of a batch's.
+    # In 5000 draws each is missing with probability (1 - 1/400)^5000 = 4e-6. Rows are as long as their batch's longest.
     words = [{row[: row.index(STOP)] for row in found} for found in sets]
     assert len(words[0]) <= 20 and words[0] < words[1] and 390 < len(words[1]) <= 400
     first, again, other = (task.train(4, generator(seed)).inputs[0] for seed in (1, 1, 2))

@@ -17,13 +17,13 @@ from paper.tasks.translation import Corpus, Vocabulary, bleu, multi30k_corpus, t
 
 @pytest.fixture
 def tokenizers():
-    """What subword vocabularies need."""
+    """The package that subword vocabularies need."""
     return pytest.importorskip("tokenizers")
 
 
 @pytest.fixture
 def sacrebleu():
-    """What BLEU needs."""
+    """The package that BLEU needs."""
     return pytest.importorskip("sacrebleu")
 
 
@@ -37,7 +37,7 @@ def test_subwords_spell_the_texts(tokenizers):
         tokens = vocabulary.encode(text)
         assert vocabulary.decode(tokens) == text
         assert all(len(SPECIAL) <= token < vocabulary.size for token in tokens)
-    assert len(vocabulary.encode(TEXTS[0])) < 12 < len(Vocabulary(TEXTS, 40).encode(TEXTS[0]))  # merged, and bytes
+    assert len(vocabulary.encode(TEXTS[0])) < 12 < len(Vocabulary(TEXTS, 40).encode(TEXTS[0]))  # merges; bytes
     assert vocabulary.decode([START, *vocabulary.encode("Mann"), STOP, PAD]) == "Mann"
 
 
@@ -52,7 +52,7 @@ def test_unknown_bytes_and_text_that_looks_like_a_special_subword(tokenizers):
 
 
 def test_what_stands_together_twice_becomes_one(tokenizers):
-    """Beside the special ones and the bytes, a space's included."""
+    """The size also counts the special subwords and the bytes, a space's included."""
     assert Vocabulary(["ab ab"], 50).size == len(SPECIAL) + 3 + 1
     assert Vocabulary(["ab ac"], 50).size == len(SPECIAL) + 4
     assert Vocabulary(["ab ab"], len(SPECIAL) + 3).size == len(SPECIAL) + 3
@@ -65,7 +65,7 @@ def test_subwords_are_those_of_the_texts_alone(tokenizers):
 def test_bleu(sacrebleu):
     same = bleu(TEXTS, TEXTS)
     assert same.score == pytest.approx(100) and f"tok:13a|smooth:exp|version:{sacrebleu.__version__}" in same.signature
-    # Of 6 words 5 are right, and of 5, 4 and 3 longer parts 4, 3 and 2: their geometric mean.
+    # 5 of 6 words are right, and 4, 3 and 2 of the 5, 4 and 3 longer parts: BLEU is the geometric mean.
     found = bleu(["a b c d e x"], ["a b c d e f"])
     assert found.score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     assert bleu(["A cat sat down here"], ["a cat sat down here"]).score < 80  # case counts
@@ -78,7 +78,7 @@ def corpus():
 
 
 def test_lines_are_each_others(tmp_path):
-    """A separator within a line parts no lines, and pairs with an empty side are left out."""
+    """A separator within a line does not split it, and pairs with an empty side are left out."""
     sides = ["eins ", "zwei\u2028mal", "", "leer"], ["one", "twice", "empty", " "]
     paths = [tmp_path / name for name in ("a.de.gz", "a.en")]
     for path, lines in zip(paths, sides, strict=True):

@@ -1,4 +1,4 @@
-"""Training: the schedule, a run that is cut or killed goes on to the bit, processes that share a batch, bad input."""
+"""Training: the schedule, cut or killed runs that go on to the same bits, processes that share a batch, bad input."""
 
 import os
 from functools import partial
@@ -37,7 +37,7 @@ def draw(count, generator):
 
 
 def make(recipe=RECIPE, *, seed=0, dropout=0.2, **kwargs):
-    torch.manual_seed(5)  # of dropout
+    torch.manual_seed(5)  # for dropout
     return Trainer(model(dropout), draw, recipe, torch.Generator().manual_seed(seed), **kwargs)
 
 
@@ -58,7 +58,7 @@ def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
 
 
 def test_a_step_is_adamws_on_the_mean_of_the_answers():
-    """Against the same step in other words: decay of matrices alone, a gradient cut to norm 1, the first rate."""
+    """Compared with the same step written out: decay of matrices only, a gradient cut to norm 1, the first rate."""
     run, own = make(dropout=0.0), model(0.0)
     batch = draw(6, torch.Generator().manual_seed(0))
     logits = own(*batch.inputs)
@@ -74,7 +74,7 @@ def test_a_step_is_adamws_on_the_mean_of_the_answers():
             {"params": [p for p in own.parameters() if p.dim() > 1], "weight_decay": 0.1},
             {"params": [p for p in own.parameters() if p.dim() == 1], "weight_decay": 0.0},
         ],
-        1e-2,  # of 12 steps the first is all of the rise
+        1e-2,  # the rate rises in the first of 12 steps only
     )
     for p in own.parameters():
         p.grad *= min(1, 1 / float(norm))
@@ -82,7 +82,7 @@ def test_a_step_is_adamws_on_the_mean_of_the_answers():
     run.run(1)
     assert run.losses == pytest.approx([float(loss.detach())], rel=1e-5)
     for got, want in zip(run.model.parameters(), own.parameters(), strict=True):
-        # Adam's first step is the gradient's sign: 1e-2 either way where a gradient is rounding alone.
+        # Adam's first step is 1e-2 times the gradient's sign, which is arbitrary where the gradient is only rounding.
         assert ((got - want).abs() > 1e-5).double().mean() < 0.02
 
 
@@ -150,7 +150,7 @@ def test_nothing_is_written_where_a_checkpoint_cannot_be_made(tmp_path):
 
 
 def test_images_and_smoothing():
-    """Answers may be one an example, and half precision is autocast's: weights stay as they are."""
+    """An example may have a single answer, and half precision is that of autocast: weights stay in float32."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     gen = torch.Generator().manual_seed(0)
 
@@ -175,14 +175,14 @@ def _shared(rank, file, steps, results):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    """7 examples over two processes: unequal parts, with as many answers as there are, of one mean."""
+    """7 examples over two processes: the parts are unequal, and the loss is one mean over all answers."""
     torch.multiprocessing.spawn(partial(_shared), (str(tmp_path / "meeting"), 5, str(tmp_path / "bits.pt")), nprocs=2)
     alone = make(Recipe(5, 1e-2, 7), dropout=0.0)
     alone.run()
     got, want = torch.load(tmp_path / "bits.pt"), bits(alone)
     assert got[-1].tolist() == pytest.approx(want[-1].tolist(), rel=1e-3)
     far = torch.cat([(a - b).abs().flatten() for a, b in zip(got[:-1], want[:-1], strict=True)])
-    # Adam's steps are 1e-2 long whatever the gradient, also where that is rounding alone.
+    # Adam's steps are 1e-2 long whatever the gradient, even where it is only rounding.
     assert (far > 1e-3).double().mean() < 0.02
 
 

@@ -55,7 +55,7 @@ def corpus(monkeypatch):
 
 @pytest.mark.parametrize("arm", NAMES)
 def test_costs_and_parameters_of_an_arm_are_those_counted(arm):
-    """Exactly: a closed form counts what runs."""
+    """They agree exactly: the closed form counts what runs."""
     d, L, vocab, B, M, N = 16, 2, 30, 3, 5, 4
     model = build(arm, vocab, d, L, max_length=9, dropout=0.0, generator=generator())
     tokens = [torch.randint(4, vocab, (B, n), generator=generator(n)) for n in (M, N)]
@@ -98,8 +98,8 @@ def test_batches_are_of_pairs_of_like_lengths():
 
 
 def test_every_pair_is_as_likely_among_those_of_like_lengths():
-    """Each of 4 pairs of unlike lengths is a quarter of the mean: batches are drawn independently, and the share in
-    each has a standard deviation of at most 1/2."""
+    """Of 4 pairs of unlike lengths, each has a mean share of a quarter. Batches are drawn independently, and a pair's
+    share in a batch has a standard deviation of at most 1/2."""
     pairs, count = made_up(pairs=4), 2000
     known = [tuple(row[row != NONE].tolist()) for row in pairs.train(64, generator()).answers]
     assert len(set(known)) == 4
@@ -111,7 +111,7 @@ def test_every_pair_is_as_likely_among_those_of_like_lengths():
 
 
 def test_no_mistake_after_right_tokens_is_what_greedy_decoding_writes():
-    """By a model that knows a few sentences and no others."""
+    """Shown with a model that knows a few sentences and no others."""
     task = transduction.task(clauses=1, pairs=4)
     model = build(
         "7 fixed + 1 learned", task.vocab_size, 32, 1, max_length=task.longest, dropout=0.0, generator=generator()
@@ -149,7 +149,7 @@ def test_what_is_written_is_what_is_scored(corpus, monkeypatch):
 
 
 def test_pairs_that_were_seen_are_of_all_lengths(corpus, monkeypatch):
-    """Batches of like lengths are for training alone."""
+    """Batches of like lengths are only for training."""
     asked = []
     evaluate = fitting.evaluate
     monkeypatch.setattr(fitting, "evaluate", lambda *given: asked.append(given[1]) or evaluate(*given))
@@ -168,7 +168,7 @@ def test_texts_are_as_short_as_the_case_says(corpus):
 
 
 def test_a_translation_follows_from_its_seed_by_the_code_that_its_record_names(corpus):
-    """Also with dropout, which is at work in training alone."""
+    """This holds with dropout too, which is at work only in training."""
     one, other = (translating.run(tiny("translation", seed=seed)) for seed in (1, 2))
     translating._multi30k.cache_clear()
     with within(EXPERIMENTS["translation"]):
@@ -228,7 +228,7 @@ def test_a_run_that_chooses_a_rate_is_not_tested(corpus):
 
 
 def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
-    """Of parts whose counts are added up; and sacrebleu smooths only where no n-gram of an order is right."""
+    """The counts of the parts are added up; sacrebleu smooths only if no n-gram of an order is right."""
     found, task = translating.subject(longer())
     answers = task.tests["test"](4, generator()).answers
     counts = found.counts("test", answers, 2)
@@ -243,7 +243,7 @@ def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
 
 
 def fake_run(arm, seed, losses, right):
-    """A run whose test has so many of 20 n-grams of each order right in each of two parts, at each budget."""
+    """A run whose test has `right` of 20 n-grams of each order right in each of two parts, budget by budget."""
     counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
     told = [dict.fromkeys((name for name in counts if name.startswith("right")), [float(n)] * 2) for n in right]
     looks = [{"budget": 2**i, "loss_nats": loss} for i, loss in enumerate(losses)]

@@ -20,17 +20,20 @@ nothing. The sink adds a term to $L_i$, which makes the output and, in the backw
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import floor, frexp, isfinite, log2, sqrt
+from functools import partial
+from math import floor, frexp, log2, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import pad
 
 from ortho import _checks
 from ortho._checks import Kernel, attention_form, once
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
+from ortho._weights import spread_heads
 from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
@@ -39,10 +42,17 @@ aten = torch.ops.aten
 
 
 def _constants(q: Tensor, k: Tensor, _: Tensor, *, sink: float | None = None, **__: Any) -> None:
-    _checks.expect(sink is None or isfinite(sink), "sink", "a finite number", sink)
+    largest = torch.finfo(torch.float32).max
+    _checks.expect(sink is None or abs(sink) <= largest, "sink", f"a number of at most {largest:.3g} in size", sink)
     for name, x in (("q", q), ("k", k)):
         if isinstance(x, Tensor) and x.requires_grad:
-            raise ValueError(f"{name}: expected a constant, which has no gradient, got a tensor that needs one")
+            raise ValueError(f"{name}: expected a constant without a gradient, got a tensor that needs one")
+
+
+def _constant_state(k: Tensor) -> None:
+    """ValueError if keys that were checked have a gradient through those of the state before them."""
+    if k.requires_grad:
+        raise ValueError("initial_state: expected constant keys without a gradient, got a tensor that needs one")
 
 
 @attention_form(check=_constants)
@@ -63,12 +73,14 @@ def value_gradient_attention_reference(
     Takes, returns and raises what `softmax_attention_reference` does. It also raises ValueError for a q or k that needs
     a gradient, since it would get none.
     """
+    _constant_state(k)
     scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
     if sink is None:
         return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
+    if blocked is not None:
+        blocked = pad(blocked.expand(torch.broadcast_shapes(blocked.shape, scores.shape[-1:])), (1, 0), value=False)
     scores = pad(scores, (1, 0), value=sink)
-    blocked = None if blocked is None else pad(blocked, (1, 0), value=False)
     return masked_softmax(scores, blocked, empty_rows=False)[..., 1:] @ v
 
 
@@ -91,28 +103,35 @@ def value_gradient_attention(
     raises ValueError, and a device without a fused kernel for the dtype raises PyTorch's RuntimeError. The result
     cannot be differentiated twice.
     """
+    _constant_state(k)
     if v.shape[-1] > q.shape[-1]:
         wanted = f"at most the width {q.shape[-1]} of q, for the fused kernel"
         raise ValueError(f"v: expected {wanted}, got shape {tuple(v.shape)}")
     mask, in_kernel = _mask(q.shape, k.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
     flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (v, q, k)]
-    o = _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, sink, *flat[1:])
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    if torch.is_grad_enabled() and v.requires_grad:
+        o = _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, sink, *flat[1:])
+    else:
+        _checks.untransformed(*flat)
+        o = attend(flat[1], flat[2], flat[0], mask, in_kernel, scale, sink)[0]
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def recomputed_attention(
     x: Float[Tensor, "B N d"],
     v: Float[Tensor, "B H N V"],
-    project: Callable[[Tensor], tuple[Tensor, Tensor]],
+    projection: nn.Module,
     *,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     sink: float | None = None,
 ) -> Float[Tensor, "B H N V"]:
-    """`value_gradient_attention(*project(x), v)` that keeps x and a number per row and recomputes q and k backward.
+    """`value_gradient_attention(*projection(x), v)` that keeps x and a number per row and recomputes q and k backward.
 
-    `project` gives q and k (B, H, N, K) and must give the same both times; no gradient passes through it to x. The
-    caller has checked the numbers. The result cannot be differentiated twice.
+    `projection` gives q (B, H, N, K) and k (B, G, N, K), whose G heads the H heads of q share. It must give the same
+    both times: the second time it has the parameters and buffers of the first, whatever the module holds by then. No
+    gradient passes through it to x. The caller has checked the numbers. The result cannot be differentiated twice.
 
     Raises TypeError or ValueError, naming the argument, if attn_mask is not a fitting boolean mask or is_causal is not
     a bool.
@@ -122,7 +141,18 @@ def recomputed_attention(
     if attn_mask is not None:
         _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
-    return _ValueGradient.apply(v, mask, project, in_kernel, None, sink, x)
+    return _ValueGradient.apply(v, mask, projection, in_kernel, None, sink, x, *_tensors(projection).values())
+
+
+def _tensors(projection: nn.Module) -> dict[str, Tensor]:
+    """All that a projection computes with, by name."""
+    return {**dict(projection.named_parameters()), **dict(projection.named_buffers())}
+
+
+def _projected(projection: Callable[..., tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
+    """q and k, with a head of keys for each head of queries."""
+    q, k = projection(x)
+    return q, spread_heads(k, q.shape[1])
 
 
 def _mask(
@@ -139,40 +169,39 @@ def _mask(
 
 
 class _ValueGradient(Kernel):
-    """Attention to v; q and k are `kept`, or `project` makes them from what is kept, forward and backward."""
+    """Attention to v. Kept are q and k, or x and the tensors of the `projection` that makes them each time."""
 
     @staticmethod
     def forward(
         ctx: Any,
         v: Tensor,
         mask: Tensor | None,
-        project: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
+        projection: nn.Module | None,
         is_causal: bool,
         scale: float | None,
         sink: float | None,
         *kept: Tensor,
     ) -> Tensor:
-        q, k = kept if project is None else project(*kept)
+        q, k = kept if projection is None else _projected(projection, kept[0])
         ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-        o, L = attend(q, k, v, mask, is_causal, ctx.scale)
-        if sink is not None:
-            beside = torch.logaddexp(L, L.new_full((), sink))
-            o, L = (o * (L - beside).exp()[..., None]).to(o.dtype), beside
+        o, L = attend(q, k, v, mask, is_causal, ctx.scale, sink)
         ctx.save_for_backward(L, mask, *kept)
-        ctx.project, ctx.is_causal, ctx.dtype = project, is_causal, q.dtype
+        ctx.projection, ctx.is_causal, device = projection, is_causal, q.device.type
+        # q and k are made again as in the forward pass, in half precision if autocast made them so.
+        ctx.autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         return o
 
     @staticmethod
     @once
     def backward(ctx: Any, do: Tensor) -> Any:
         L, mask, *kept = ctx.saved_tensors
-        if ctx.project is None:
+        if ctx.projection is None:
             q, k = kept
         else:
-            (x,) = kept
-            # The products are made as in the forward pass, in half precision if autocast made them so.
-            with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != x.dtype):
-                q, k = ctx.project(x)
+            held = dict(zip(_tensors(ctx.projection), kept[1:], strict=True))
+            device, dtype, enabled = ctx.autocast
+            with torch.autocast(device, dtype, enabled=enabled):
+                q, k = _projected(partial(functional_call, ctx.projection, held), kept[0])
         dv = gradient_of_values(q, k, L, do, mask, ctx.is_causal, ctx.scale)
         return dv, *(None for _ in ctx.needs_input_grad[1:])
 
@@ -184,15 +213,19 @@ def attend(
     mask: Bool[Tensor, "..."] | None,
     is_causal: bool,
     scale: float,
+    sink: float | None = None,
 ) -> tuple[Float[Tensor, "B H N V"], Float[Tensor, "B H N"]]:
-    """(o, L) by the device's kernel; both are 0 for a query that may attend to nothing."""
+    """(o, L) by the device's kernel, with the sink in both; o is 0 for a query that may attend to nothing, and so is L
+    without a sink."""
     q, scale = _scaled(q, scale)
-    bias = None if mask is None else _bias(mask, q.dtype)
+    bias, empty = (None, None) if mask is None else _bias(mask, q.dtype)
     o, L = _kernel(q, k, v, bias, is_causal, scale)
-    if mask is None:
-        return o, L
-    empty = ~mask.any(-1)
-    return o.masked_fill(empty[..., None], 0), L.masked_fill(empty, 0)
+    if empty is not None:
+        o, L = o.masked_fill(empty, 0), L.masked_fill(empty[..., 0], 0)
+    if sink is not None:
+        beside = torch.logaddexp(L, L.new_full((), sink))
+        o, L = (o * (L - beside).exp()[..., None]).to(o.dtype), beside
+    return o if o.shape[-1] == k.shape[-1] else o.contiguous(), L  # a part of the kernel's output would keep all of it
 
 
 def gradient_of_values(
@@ -211,10 +244,12 @@ def gradient_of_values(
     factors = k.new_full((1,), c).expand(*k.shape[:-1], terms.shape[-1])
     wide = [_beside(k, factors), _beside(q, terms), _beside(do, torch.zeros_like(terms))]
     asking, answering, read = (x.flip(2) for x in wide) if is_causal else wide
-    bias = None if mask is None else _bias(mask.mT, q.dtype)
+    bias, empty = (None, None) if mask is None else _bias(mask.mT, q.dtype)
     o, M = _kernel(asking, answering, read, bias, is_causal, scale)
     del wide, asking, answering, read  # frees their memory for the result
     dv = (o[..., : do.shape[-1]] * M.exp()[..., None]).to(do.dtype)
+    if empty is not None:
+        dv = dv.masked_fill(empty, 0)
     return dv.flip(2) if is_causal else dv
 
 
@@ -225,9 +260,10 @@ def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (q, scale) if small == 1 else (q * small, scale / small)
 
 
-def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0, or the lowest finite number for blocked pairs: its weight beside others is 0, and a row of it is not NaN."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+def _bias(mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(0, but minus infinity for blocked pairs; which rows are empty, (..., 1)). An empty row is 0, so never NaN."""
+    empty = ~mask.any(-1, keepdim=True)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~(mask | empty), -torch.inf), empty
 
 
 def _beside(x: Float[Tensor, "B H N K"], channels: Float[Tensor, "B H N c"]) -> Float[Tensor, "B H N Kc"]:
@@ -262,6 +298,7 @@ def _kernel(
 
     The kernel takes values as wide as keys, so narrower ones are padded with zeros.
     """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # kernels read rows without gaps
     width = v.shape[-1]
     if width < q.shape[-1]:
         o, L = _kernel(q, k, pad(v, (0, q.shape[-1] - width)), bias, is_causal, scale)

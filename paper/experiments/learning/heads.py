@@ -1,7 +1,7 @@
 """Heads that only the learning experiments need: controls of what is drawn or trained, and one kind's faster form.
 
-Layers take (d_model, num_heads, *, head_dim, form, generator, dtype, device) and projections what `Projection` takes,
-as `ortho.layers.multihead.MultiheadAttention`'s.
+Like `ortho.layers.multihead.MultiheadAttention` and its projections, layers take (d_model, num_heads, *, head_dim,
+form, generator, dtype, device), and projections take what `Projection` takes.
 """
 
 from math import sqrt
@@ -26,7 +26,7 @@ from ortho.projections import PROJECTIONS, FrozenProjection, Projection
 
 
 class TemperatureProjection(FrozenProjection):
-    """A frozen projection whose heads learn how sharply they attend: queries times exp(`log_scale`), (H,), at first 1.
+    """A frozen projection whose heads learn how sharply they attend: queries times exp(`log_scale`), (H,), initially 1.
 
     The inverse of that factor is the temperature of a head's softmax.
     """
@@ -42,7 +42,7 @@ class TemperatureProjection(FrozenProjection):
 
 
 class TiedProjection(FrozenProjection):
-    """A frozen projection with W_K = W_Q: of the same tokens keys are the queries, and made once.
+    """A frozen projection with W_K = W_Q: for the same tokens, keys equal queries and are made once.
 
     Raises ValueError for fewer heads of keys than of queries, besides `FrozenProjection`'s errors.
     """
@@ -63,10 +63,11 @@ class TiedProjection(FrozenProjection):
 
 
 def low_rank(d_model: int, num_heads: int, *, of: str, rank: int, **kwargs: Any) -> Projection:
-    """The projection `of` that name, with matrices of which each head's part, (K, d), has the given rank.
+    """The projection `of` that name; in its matrices each head's part, (K, d), has the given rank.
 
     A part is a product of two matrices with orthonormal columns and rows, scaled so that its entries have the mean
-    square 1/d of a full one; so have the logits of random tokens. Raises ValueError for a rank above K.
+    square of a full-rank part, 1/d; the logits of random tokens then also keep theirs. Raises ValueError for a rank
+    above K.
     """
     made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
     K = made.head_dim
@@ -85,7 +86,7 @@ def low_rank(d_model: int, num_heads: int, *, of: str, rank: int, **kwargs: Any)
 
 
 def scaled(d_model: int, num_heads: int, *, of: str, factor: float, **kwargs: Any) -> Projection:
-    """The projection `of` that name, with W_Q and W_K times a factor: logits begin at its square times their size."""
+    """The projection `of` that name, with W_Q and W_K times a factor: initial logits grow by the factor's square."""
     made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
     with torch.no_grad():
         for weight in (made.weight_q, made.weight_k):
@@ -96,19 +97,30 @@ def scaled(d_model: int, num_heads: int, *, of: str, factor: float, **kwargs: An
 class StoppedRotaryAttention(StoppedAttention):
     """Rotary attention with a projection that stops the gradient, by the exchanged pass.
 
-    The same as `MultiheadAttention(projection="stopped", attention="rotary")`: turned queries and keys are constants as
-    well. Calls with a context, a state or a cache are that layer's. Takes what `StoppedAttention` takes.
+    Computes the same as `MultiheadAttention(projection="stopped", attention="rotary")`, as turned queries and keys are
+    constants, too. Calls with a context, a state or a cache run as in that layer. Takes what `StoppedAttention` takes.
     """
 
     def __init__(self, d_model: int, num_heads: int, *, projection: Any = "stopped", **kwargs: Any) -> None:
         super().__init__(d_model, num_heads, projection=projection, **kwargs)
         self.attention = "rotary"
 
-    def _constants(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Turned queries, and a head of turned keys for each of them."""
-        q, k = super()._constants(x)
+    def _constants(self) -> nn.Module:
+        """What makes turned queries and keys."""
+        return _Turned(self.projection)
+
+
+class _Turned(nn.Module):
+    """A projection whose queries and keys are turned by their positions."""
+
+    def __init__(self, projection: Any) -> None:
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self.projection(x)
         with no_autocast(x):
-            table = angles(0, x.shape[1], self.head_dim, device=x.device)
+            table = angles(0, x.shape[1], q.shape[-1], device=x.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)
             q, k = (turn(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
@@ -116,7 +128,7 @@ class StoppedRotaryAttention(StoppedAttention):
 
 
 class WindowAttention(nn.Module):
-    """Softmax attention over the keys less than `width` positions away: a mechanism's function with a width of its own.
+    """Softmax attention over the keys less than `width` positions away: a mechanism's function with its own width.
 
     Raises TypeError or ValueError for a width below 1.
     """
@@ -134,7 +146,7 @@ class WindowAttention(nn.Module):
 
 
 def window_heads(d_model: int, num_heads: int, *, width: int, **kwargs: Any) -> MultiheadAttention:
-    """Heads that see a window of so many tokens."""
+    """Heads that see a window of `width` tokens."""
     return MultiheadAttention(d_model, num_heads, attention=WindowAttention(width), **kwargs)
 
 
@@ -148,7 +160,7 @@ def random_feature_heads(
     device: torch.device | str | None = None,
     **kwargs: Any,
 ) -> MultiheadAttention:
-    """FAVOR+ with m features on orthogonal rows that are drawn once a layer, and stay."""
+    """FAVOR+ with m features on orthogonal rows, which are drawn once for each layer and stay fixed."""
     d_model, num_heads = _checks.heads(d_model, num_heads)
     kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
     attention = RandomFeatureAttention(d_model // num_heads, m, **kind)
@@ -158,6 +170,6 @@ def random_feature_heads(
 def synthesizer_heads(
     d_model: int, num_heads: int, *, max_length: int, form: str = "fast", **kwargs: Any
 ) -> SynthesizerAttention:
-    """A Synthesizer as one kind of heads among others. It has but one form, which serves as either."""
+    """A Synthesizer as one kind of heads among others. It has only one form, which serves as both."""
     _checks.one_of("form", form, ("reference", "fast"))
     return SynthesizerAttention(d_model, num_heads, max_length, **kwargs)

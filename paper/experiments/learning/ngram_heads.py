@@ -8,6 +8,7 @@ equally, and to nothing if this set is empty. There are no queries, keys or scor
 themselves rather than of what a layer makes of them. W_V and W_O are trained.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import linear
 
 from ortho._cost import Cost, linear_map, product
 from ortho._weights import new_weight, split_heads
+from ortho.cost.layers import NOT_DERIVED
 from ortho.models.language_model import LanguageModel
 
 LENGTHS = (2, 4)  # n of the first heads; further heads begin again with the first n
@@ -93,8 +95,9 @@ class NgramModel(LanguageModel):
 
 
 def ngram_heads(B: int, N: int, d: int, H: int, *, head_dim: int, **kwargs: Any) -> Cost:
-    """The closed form of `NgramHeads(d, H)`: its maps, and the weights, which need no gradient, times the values."""
+    """FLOPs and parameters of `NgramHeads(d, H)`: its maps, and the weights, which need no gradient, times the values.
+    The other figures are not derived."""
     passes = {name: kwargs[name] for name in ("input_grad", "itemsize") if name in kwargs}
     width = H * head_dim
     maps = linear_map(B, N, d, width, **passes) + linear_map(B, N, width, d)
-    return maps + product(B * H * N * N * head_dim, gradients=1)
+    return replace(maps + product(B * H * N * N * head_dim, gradients=1), **NOT_DERIVED)
