@@ -10,6 +10,7 @@ import torch
 from ortho.cost.counting import count_step
 from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
 from paper.experiments.learning.ladder_analysis import (
+    BESIDE_HYPOTHESES,
     HYPOTHESES,
     SELECTIVE,
     SELECTIVE_HYPOTHESES,
@@ -149,7 +150,8 @@ def test_cases(monkeypatch):
         assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
     shifted = [case["convolution"] for case in ladder.other_cases("cpu") if case["arm"] == "learned, KV shift"]
     assert set(shifted) == {0}
-    for family, cases in ((HYPOTHESES, ladder.cases), (SELECTIVE_HYPOTHESES, ladder.selective_cases)):
+    families = (HYPOTHESES, ladder.cases), (SELECTIVE_HYPOTHESES + BESIDE_HYPOTHESES, ladder.selective_cases)
+    for family, cases in families:
         assert {(h.text, h.arm, h.budget) for h in family if h.budget == ladder.LONGEST} <= {
             (c["text"], c["arm"], c["budget"]) for c in cases("cpu")
         }

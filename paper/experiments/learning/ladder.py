@@ -54,7 +54,7 @@ MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 
 READING_NOTHING = (  # where nothing matches
     ladder_analysis.SELECTIVE,
     ladder_analysis.WIRED,
-    "1 learned + 2 selective induction + 1 positional",
+    ladder_analysis.BESIDE,
 )
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
 
@@ -65,6 +65,7 @@ LARGE_ARMS = (
     ("1 learned + 7 positional", CONVOLUTION),
     ("2 induction + 6 positional", CONVOLUTION),
     ("2 selective induction + 6 positional", CONVOLUTION),
+    ("1 learned + 2 selective induction + 5 positional", CONVOLUTION),
     ("8 learned", 0),
     ("8 frozen", CONVOLUTION),
     ("1 learned + 1 induction + 6 positional", CONVOLUTION),

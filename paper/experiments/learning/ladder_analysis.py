@@ -73,6 +73,15 @@ SELECTIVE_HYPOTHESES: tuple[Hypothesis, ...] = (
     ),
 )
 
+# A third family, for one learned head beside two selective ones. It was written when sources were measured up to 16
+# times the base budget, before any of the runs that it is about.
+BESIDE = "1 learned + 2 selective induction + 1 positional"
+BESIDE_HYPOTHESES: tuple[Hypothesis, ...] = (
+    Hypothesis("e: python, 64 x", "python", BESIDE, 64, -BETTER),
+    *(Hypothesis(f"e: novels, {n} x", "novels", BESIDE, n, NO_WORSE) for n in (16, 64)),
+    Hypothesis("f: python, 64 x", "python", BESIDE, 64, -BETTER, WIRED),
+)
+
 
 class Tested(NamedTuple):
     """A difference of bits a byte, its Student and bootstrap intervals, the chance of a difference as low as this if

@@ -120,5 +120,6 @@ ARMS: Mapping[str, Arm] = {
     "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),
     "1 learned + 1 induction + 6 positional": Arm((("learned", 1), ("induction", 1), ("near", 3), ("near", 3))),
     "2 selective induction + 6 positional": Arm((*SELECTIVE, ("near", 3), ("near", 3))),
+    "1 learned + 2 selective induction + 5 positional": Arm((("learned", 1), *SELECTIVE, ("near", 3), ("ends", 2))),
     "8 frozen": Arm((("frozen", 8),)),
 }
