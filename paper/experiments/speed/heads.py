@@ -26,10 +26,11 @@ SPLITS: dict[str, Callable[[int], dict[str, int]]] = {  # of H heads
     "quarter": lambda H: {"learned": H // 4, "structured-stopped": H - H // 4},
     "one": lambda H: {"learned": 1, "positional": H - 1},
     "induction": lambda H: {"induction": 2, "positional": H - 2},
+    "selective": lambda H: {"selective-induction": 2, "positional": H - 2},
     "positional": lambda H: {"positional": H},  # no retrieval: the most that cheaper retrieval can save
 }
 ARMS = (STANDARD, "stopped", "structured", "quarter", "one")
-RETRIEVING = (STANDARD, "one", "induction", "positional")
+RETRIEVING = (STANDARD, "one", "induction", "selective", "positional")
 
 
 def cases(device: str) -> list[Case]:
