@@ -1,4 +1,4 @@
-"""Small models of torch, of this package and of others, in which heads are frozen, and what is compared of them."""
+"""Small models from torch, from this package and from others, in which tests freeze heads, and how to compare them."""
 
 import torch
 from torch import nn
@@ -11,12 +11,12 @@ from ortho.attention.sparse.window import Window
 from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 D, H, N = 12, 4, 5
-# Products of float64 in another order: sums of fewer than 100 terms of size 1, each of error 1e-16, a few layers deep.
+# float64 products summed in another order: fewer than 100 terms of size 1, each with error 1e-16, a few layers deep.
 TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
 class NamedAttention(nn.Module):
-    """A layer by the names that Hugging Face's have, with grouped heads."""
+    """A layer with grouped heads and the parameter names of Hugging Face's layers."""
 
     def __init__(self, kv_heads=2):
         super().__init__()
@@ -35,7 +35,7 @@ class NamedAttention(nn.Module):
 
 
 class OfTorch(nn.Module):
-    """torch's layer, called with one tensor; with `kdim` its matrices are apart."""
+    """torch's layer, called with one tensor; with `kdim`, its matrices for queries, keys and values are separate."""
 
     def __init__(self, kdim=None, **kwargs):
         super().__init__()
@@ -70,7 +70,7 @@ def make(name, seed=0):
     with torch.no_grad():
         for key, value in model.named_parameters():
             if "bias" in key:
-                value.normal_()  # they are 0 at first, and would show nothing
+                value.normal_()  # biases start at 0, which would show nothing
     return model
 
 
@@ -84,7 +84,7 @@ def rows(heads, width=D // H):
 
 
 def by_its_kind(kind, q, k, v, there=None, *, is_causal, scale=None):
-    """A head (B, N, K) by the definition of its mechanism; `there` (B, N) is False where padding is."""
+    """The output (B, N, K) of a head by the definition of its mechanism; `there` (B, N) is False at padding."""
     masks = {"is_causal": is_causal, "attn_mask": None if there is None else there[:, None]}
     if kind in PATTERNS:
         masks["attn_mask"] = None if there is None else there[:, None, None]

@@ -1,4 +1,4 @@
-"""What each conversion makes of each model: right, or refused whole.
+"""For each conversion and model: the result is right, or the conversion is refused and leaves the model unchanged.
 
 python tests/adapter_cases.py       # prints the table
 """
@@ -21,7 +21,7 @@ from ortho.attention.sparse.window import Window
 
 MIXED = ["learned", "previous", Window(3), "linear"]
 SAME = ["learned", "stopped"]
-NOT_THERE = "-"  # of a case that a model does not have
+NOT_THERE = "-"  # the outcome of a case that a model does not have
 
 
 def state_of(model):
@@ -45,7 +45,7 @@ class WrongError(Exception):
 
 
 class RefusedError(Exception):
-    """A file that is not loaded, with the reason."""
+    """A file that is refused at loading, with the reason."""
 
 
 def ensure(holds, words):
@@ -54,7 +54,7 @@ def ensure(holds, words):
 
 
 def judged(case, name):
-    """What a case makes of a model: "right", "refused: ...", "WRONG: ..." or that it is not there."""
+    """The outcome of a case for a model: "right", "refused: ...", "WRONG: ..." or `NOT_THERE`."""
     model = build(name)
     try:
         return case(name, model) or "right"
@@ -76,8 +76,8 @@ def cloned(model):
 
 
 def rows_of(name, model):
-    """Of each chosen head, in some layers, only its rows of W_Q and W_K are drawn, by this invariance: no score changes
-    if a head's queries are multiplied by a number and its keys divided by it."""
+    """Ensure, in some layers, that freezing a head draws its rows of W_Q and W_K and no others. This uses an
+    invariance: no score changes if a head's queries are multiplied by a number and its keys divided by it."""
     state, found = model.state_dict(), attention_layers(model)
     ensure(len(found) == LAYERS.get(name, 2), f"{len(found)} attention layers of {LAYERS.get(name, 2)}")
     scaled, halves = ({key: value.clone() for key, value in state.items()} for _ in range(2))
@@ -91,7 +91,7 @@ def rows_of(name, model):
             changed = {key: where for key, where in changed.items() if where.any()}
             number, owners = next(numbers), {}
             for kind in ("weight", "bias"):
-                drawn = []  # matrices and their rows; of one with both the queries' come first
+                drawn = []  # matrices and their rows; in a matrix of both, the queries' rows come first
                 for key, where in changed.items():
                     if kind in key:
                         flat = where if where.dim() == 1 else where.any(1)
@@ -122,8 +122,8 @@ def gradients(model, given):
 
 
 def conversions(name, model):
-    """What every converted model has to give: with gradient checkpointing what it gives without, in bfloat16 about what
-    it gives in float64, and what it gave after a state dict."""
+    """Ensure what every converted model has to give: the same with gradient checkpointing as without, about the same in
+    bfloat16 as in float64, and the same after a state dict."""
     model, given = cloned(model), data(name)
     want = run(model.eval(), given)
     if getattr(model, "supports_gradient_checkpointing", False):
@@ -140,7 +140,7 @@ def conversions(name, model):
 
 
 def continued(name, model):
-    """Tokens that a model adds, with a cache and without one."""
+    """The tokens that a model generates, which must be the same with a cache and without one."""
     kind = MODELS[name][1]
     if kind not in ("causal", "both", "speech"):
         return None
@@ -155,7 +155,7 @@ def continued(name, model):
 
 
 def alone(name, model):
-    """Padding is as good as cut out."""
+    """Ensure that the outputs with padding are those of the same tokens without it."""
     if not is_text(name):
         return
     model.eval()
@@ -197,7 +197,7 @@ def saved(name, model, loader):
 
 
 def quietly(cls, folder, **kwargs):
-    """By the library's own loader or, of converted models, ours."""
+    """Load by the library's own loader or, for converted models, by ours."""
     own = getattr(ortho.adapters, "from_pretrained", lambda cls, *args, **kwargs: cls.from_pretrained(*args, **kwargs))
     return own(cls, folder, **kwargs)
 
@@ -215,7 +215,7 @@ def round_trip(name, model):
 
 
 def frozen(name, model):
-    """`freeze_qk`, of weights that are kept: outputs, padding, caches and gradients are those of the plain model."""
+    """`freeze_qk` with the weights kept: outputs, padding, caches and gradients are those of the plain model."""
     plain, before = cloned(model).eval(), state_of(model)
     if name != "deberta-v2-relative":  # whose positions have queries and keys, too
         rows_of(name, model)
@@ -231,7 +231,7 @@ def frozen(name, model):
 
 
 def frozen_saved(name, model):
-    """`freeze_qk`, orthogonal and stopped, then files."""
+    """`freeze_qk` with drawn weights and stopped gradients, then saved to files and loaded."""
     round_trip(name, freeze_qk(model, stop_gradient=True, generator=torch.Generator().manual_seed(0)))
 
 
@@ -243,7 +243,7 @@ def kinds_of(model, kinds, layers=None):
 
 
 def same_heads(name, model):
-    """`set_heads` with learned and stopped heads: the plain model's outputs, and back."""
+    """`set_heads` with learned and stopped heads keeps the plain model's outputs, and can be undone."""
     plain, before = cloned(model).eval(), state_of(model)
     set_heads(model, kinds_of(model, SAME))
     for given in [data(name)] + ([padded(name, side)[0] for side in ("left", "right")] if is_text(name) else []):
@@ -267,7 +267,7 @@ def mixed_heads(name, model):
 
 
 def mixed_self(name, model):
-    """The same in the layers that attend to their own sequence and keep all keys."""
+    """Like `mixed_heads`, in the layers that attend to their own sequence and keep all keys."""
     layers = [i for i, layer in enumerate(attention_layers(model)) if not attends_elsewhere(layer.name)]
     if name == "gemma3":
         layers = layers[1:]

@@ -23,8 +23,8 @@ IMAGE = {**SIZES, "image_size": 8, "patch_size": 4}
 FALCON = {"hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": H, "vocab_size": WORDS, **IDS}
 SPEECH = {"encoder_attention_heads": H, "decoder_attention_heads": H, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 SEQ = {"d_model": D, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0, "decoder_start_token_id": 1, **SPEECH}
-# Sums of fewer than 100 terms, a few layers deep; norms and softmaxes of some models work in float32, of error 6e-8: a
-# hundred of those. Heads that are mixed up differ by a tenth of the outputs or more.
+# Some models compute norms and softmaxes in float32, with error 6e-8; sums of fewer than 100 terms, a few layers deep,
+# add up a hundred of these. Heads that are mixed up change the outputs by a tenth or more.
 CLOSE = 1e-5
 
 
@@ -33,7 +33,7 @@ def config(name, *args, **kwargs):
 
 
 def of(kind, cls, conf, **kwargs):
-    """A model of transformers and what it is given: the kind of input, its class, its configuration's, and sizes."""
+    """What builds a model of transformers from the names of its class and configuration; and its kind of input."""
     return lambda: getattr(tf, cls)(config(conf, **kwargs)), kind
 
 
@@ -67,7 +67,7 @@ def qwen2_vl():
 
 
 class Attention(nn.Module):
-    """As timm writes it."""
+    """Attention as timm writes it."""
 
     def __init__(self):
         super().__init__()
@@ -94,7 +94,7 @@ class Attend(nn.Module):
 
 
 class Beside(nn.Module):
-    """A layer of a known layout beside one of an unknown one."""
+    """A layer of a known layout followed by one of an unknown layout."""
 
     def __init__(self):
         super().__init__()
@@ -154,8 +154,8 @@ def transformer():
     return nn.Transformer(D, H, 1, 1, 2 * D, dropout=0.0, batch_first=True)
 
 
-# Name -> what builds it, and what it is given: tokens, "text", of a causal model, "causal", or of one with an encoder,
-# "both"; or another kind of input.
+# Name -> (what builds the model, its kind of input). Tokens are "text", "causal" for a causal model, or "both" for a
+# model with an encoder and a decoder; other kinds name other inputs.
 DISTIL = {"dim": D, "hidden_dim": 48, "n_layers": 2, "n_heads": H, "dropout": 0.0, "attention_dropout": 0.0}
 GPT2 = {"n_embd": D, "n_layer": 2, "n_head": H, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 OPT = {"ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": H, "dropout": 0.0, "word_embed_proj_dim": D}
@@ -230,7 +230,7 @@ MODELS = {
 }
 
 
-# How many attention layers they have, if not two.
+# The number of attention layers of the models that do not have two.
 LAYERS = {
     "bert-decoder": 4,
     "albert": 1,
@@ -256,7 +256,7 @@ def build(name, seed=0):
     with torch.no_grad():
         for key, value in model.named_parameters():
             if any(word in key for word in ("rel_pos", "q_bias", "bias_k")):
-                value.zero_()  # what is added to queries or keys later
+                value.zero_()  # these are added to queries or keys later
             elif value.dim() == 1 and "norm" not in key.lower() and "ln_" not in key:
                 value.normal_()
             elif value.dim() > 1 and tf is not None and isinstance(model, tf.PreTrainedModel):
@@ -265,7 +265,7 @@ def build(name, seed=0):
 
 
 def data(name, seed=1):
-    """What it is given."""
+    """The model's inputs, by argument name."""
     draws = torch.Generator().manual_seed(seed)
     kind = MODELS[name][1]
     ids = {"input_ids": torch.randint(3, 39, (3, N), generator=draws)}
@@ -298,13 +298,13 @@ def data(name, seed=1):
 
 
 def run(model, given):
-    """The first floating-point output, or of several that of text and image together."""
+    """The first floating-point output; if there are several, the one that depends on text and image together."""
     dtype = next(model.parameters()).dtype
     given = {key: x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for key, x in given.items()}
     found = model(**given)
     if torch.is_tensor(found):
         return found
-    if "pred_masks" in found:  # which hardly feel what the image is
+    if "pred_masks" in found:  # these hardly depend on the image
         return torch.cat([found.pred_masks.flatten(), model.get_image_embeddings(given["pixel_values"]).flatten()])
     for key in ("logits", "logits_per_image"):
         if getattr(found, key, None) is not None:
@@ -313,13 +313,13 @@ def run(model, given):
 
 
 def close(got, want, tolerance=CLOSE):
-    """Up to the largest number; NaN, which some models have for queries that see nothing, is equal to itself."""
+    """Equal up to `tolerance` times the largest number; NaN, for queries that see nothing, equals itself."""
     size = want.nan_to_num().abs().max().item()
     return got.shape == want.shape and torch.allclose(got, want, 0, tolerance * max(1, size), equal_nan=True)
 
 
 def padded(name, side):
-    """Tokens of three lengths in a batch, what is said about them, and the lengths."""
+    """Inputs of three lengths in a batch with their attention mask, and where (3, N) tokens are."""
     ids = data(name)["input_ids"]
     lengths = [N, 4, 2]
     there = torch.arange(N) < torch.tensor(lengths)[:, None]

@@ -1,7 +1,7 @@
-"""Annotations of the package, shapes among them, checked at run time: in each test the first calls of each function.
+"""Run-time checks of the package's annotations, shapes included: in each test, the first calls of each function.
 
-Checked at every call they would take more time than what they check. Calls are counted anew in each test, so that what
-one test finds does not depend on those before it.
+Checks of every call would take longer than the calls themselves. Calls are counted anew in each test, so that the
+result of a test does not depend on the tests before it.
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ _calls, _checking = Counter(), True
 
 
 def begin_test(checking: bool) -> None:
-    """Count calls anew, and say whether they are checked."""
+    """Reset the counts of calls, and set whether calls are checked."""
     global _checking
     _checking = checking
     _calls.clear()
 
 
 def install() -> None:
-    """Let what is imported of the package from now on be checked."""
+    """Check every module of the package that is imported from now on."""
     jaxtyping.install_import_hook(["ortho", "paper"], "annotation_checks.typechecker")
     jaxtyping.jaxtyped = _first_calls  # by this name the hook decorates every function and class
 
@@ -40,7 +40,7 @@ def _first_calls(decorated=None, *, typechecker):
         return decorated
     code, checked = decorated.__code__, None
     if not _checking and "<locals>" in decorated.__qualname__:
-        return decorated  # FlexAttention looks at what it is given
+        return decorated  # FlexAttention inspects the functions that it is given
 
     @wraps(decorated)
     def call(*args, **kwargs):

@@ -4,7 +4,7 @@ import torch
 
 
 def averaged(weight, v, allowed):
-    """For each row of `allowed` the mean of the values that it may attend to, by `weight(i, j)`; zeros if by none."""
+    """For each row of `allowed`, the mean of its allowed values weighted by `weight(i, j)`; 0 without weights."""
     out = torch.zeros(len(allowed), v.shape[1], dtype=v.dtype)
     for i, row in enumerate(allowed.tolist()):
         weights = [weight(i, j) if may else 0.0 for j, may in enumerate(row)]

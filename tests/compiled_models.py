@@ -1,4 +1,4 @@
-"""Layers and models of every kind, small and float64, and what they are given: what `torch.compile` is tried on."""
+"""Small float64 layers and models of every kind, with their inputs, on which `torch.compile` is tested."""
 
 import adapted_models
 import torch
@@ -58,7 +58,7 @@ def pair(n):
 
 
 def images(n):
-    """A batch of n, whose length a model of images has not in its hands."""
+    """A batch of n images: the number of tokens of an image model is fixed, so the size of the batch varies instead."""
     return (torch.randn(n, 1, 4, 4, generator=torch.Generator().manual_seed(n), **KIND),), {}
 
 
@@ -88,7 +88,7 @@ def heads_of(*kinds):
     return make, lambda n: ((sequences(n, 12),), {})
 
 
-# Name -> what makes it, and what it is given at each length: (arguments, keywords).
+# Name -> (what makes it, its inputs at each length as (arguments, keywords)).
 CASES = {
     f"{name}, {form}": layer(causal if m.causal else bidirectional, attention=name, form=form)
     for name, m in MECHANISMS.items()

@@ -1,8 +1,8 @@
-"""What holds for all tests, set before PyTorch and the package are imported, and handed down to the notebooks' kernels.
+"""Settings of all tests, made before PyTorch and the package are imported, and inherited by the notebooks' kernels.
 
-One thread, unless the environment says otherwise: the tensors are small, and two threads cost more than they give.
-Annotations are checked at run time, but in tests whose marker says that they cannot be. Tests marked `nightly` repeat
-what others show more cheaply; they run with ORTHO_TESTS=all alone.
+One thread, unless the environment says otherwise: the tensors are small, and a second thread costs more time than it
+saves. Annotations are checked at run time, except in tests whose marker says that they cannot be. Tests marked
+`nightly` repeat what other tests show more cheaply; they run only with ORTHO_TESTS=all.
 """
 
 import os
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def stored(monkeypatch):
-    """A function by which experiments have what it is given by name, and nothing of the others."""
+    """A function that sets the stored records of experiments, by name; all other experiments then have none."""
     from paper import experiments
 
     def these(**found):

@@ -1,4 +1,4 @@
-"""Declared = counted, exactly: a call, a step and a decoded token, held to their closed forms; formulas to numbers."""
+"""Assert that counted costs of calls, steps and decoded tokens equal closed forms exactly, and formulas numbers."""
 
 from dataclasses import fields
 
@@ -12,14 +12,14 @@ from ortho.cost.counting import Counts, count_forward, count_step
 
 COUNTED = [f.name for f in fields(Counts) if f.compare]
 FIGURES = [f.name for f in fields(Cost) if f.name != "itemsize"]
-CALLS = COUNTED[:5]  # of a function, which has no parameters
+CALLS = COUNTED[:5]  # for a function, which has no parameters
 SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4)]  # B, N, d, H
 
 
 def assert_declared(declared, call, *inputs, leaving_out=(), **kwargs):
-    """What `call(*inputs, **kwargs)`, of a module or a function, executes, forward and backward, is what is declared.
+    """Assert that `call(*inputs, **kwargs)`, of a module or a function, costs what is declared, forward and backward.
 
-    A function's output counts with what is saved if autograd keeps it. Figures are integers.
+    A function's output counts as saved if autograd keeps it. All figures must be integers.
     """
     counts, expected = count_step(call, *inputs, **kwargs), declared + Cost(saved_bytes=declared.output_bytes)
     assert {n: getattr(counts, n) for n in COUNTED if n not in leaving_out} == {
@@ -29,7 +29,7 @@ def assert_declared(declared, call, *inputs, leaving_out=(), **kwargs):
 
 
 def assert_decodes(declared, layer, width, lengths=range(1, 6 if WHOLE else 4)):
-    """A token more of two sequences: FLOPs and the state's bytes are those of `declared(2, length)`, at each length."""
+    """Assert that a further token of two sequences has the FLOPs and state bytes of `declared(2, length)`."""
     state = None
     for length in lengths:
         x, expected = torch.zeros(2, 1, width), declared(2, length)
@@ -39,6 +39,6 @@ def assert_decodes(declared, layer, width, lengths=range(1, 6 if WHOLE else 4)):
 
 
 def assert_formula(formula, numbers, sizes, figures=FIGURES):
-    """A closed form with the sizes put in is the closed form called with them."""
+    """Assert that a symbolic closed form, with the sizes substituted, equals the closed form called with the sizes."""
     for name in figures:
         assert sp.sympify(getattr(formula, name)).subs(sizes) == getattr(numbers, name), name

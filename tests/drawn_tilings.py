@@ -1,4 +1,4 @@
-"""Operands, and parts of pairs of every kind: what several files of tests begin with."""
+"""Operands, and tilings of every kind, which several test files share."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ def operands(*, length=N, keys=M, dtype=torch.float64, size=1.0, sequences=G):
 
 
 def shuffled(first, stop, block, g, *, own=False, left_out=0, holes=0):
-    """Tokens from `first` on in blocks, in any order; some left out, with places between them that hold none."""
+    """The tokens from `first` to `stop` in random order, in blocks; some are left out, and some places hold none."""
     rows = []
     for _ in range(G if own else 1):
         tokens = first + torch.randperm(stop - first, generator=g)[left_out:]
@@ -28,7 +28,7 @@ def shuffled(first, stop, block, g, *, own=False, left_out=0, holes=0):
 
 
 def drawn_table(queries, keys, g, *, own=False, most=4):
-    """For each tile up to `most` of the blocks, in any order, before those that are absent; for the first, any."""
+    """For each tile, up to `most` blocks in random order, then absent ones; the first tile has at least one block."""
     T, S = queries.positions.shape[-2], keys.positions.shape[-2]
     rows = torch.full((G if own else 1, T, min(most, S)), ABSENT)
     for t, row in enumerate(rows.flatten(0, 1)):
@@ -38,7 +38,7 @@ def drawn_table(queries, keys, g, *, own=False, most=4):
 
 
 def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}), table=None):
-    """A part with these orders, by default in spans, and a table, of the pairs of that label."""
+    """A tiling of the pairs with that label, from these orders of tokens (by default spans) and a drawn table."""
 
     def order(first, stop, block, kwargs):
         return shuffled(first, stop, block, g, **kwargs) if kwargs else consecutive(first, stop, block)
@@ -49,7 +49,7 @@ def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}
 
 
 def counted(tilings, G, N, M, start=0):
-    """How many tilings hold each pair of queries from `start` on, and how many read it, (G, N, M) each."""
+    """For each pair, with queries from `start` on: how many tilings hold it, and how many read it, (G, N, M) each."""
     kept, read = torch.zeros(2, G, N, M, dtype=torch.long)
     for tiling in tilings:
         tables = (tiling.queries.positions, tiling.keys.positions, tiling.table)
@@ -84,7 +84,7 @@ KINDS = {
 
 
 def band(length, width, tile, block, *, relative=False):
-    """The keys up to `width` - 1 places behind a query, in spans."""
+    """The keys 0 to `width` - 1 places before a query, in spans."""
     queries, keys = consecutive(0, length, tile), consecutive(0, length, block)
     i = tile * torch.arange(len(queries.positions))[:, None]
     low, high = (i - width + 1).clamp(min=0) // block, (i + tile - 1).clamp(max=length - 1) // block
@@ -94,7 +94,7 @@ def band(length, width, tile, block, *, relative=False):
 
 
 def dilated(length, width, step, block):
-    """The keys 0, step, ..., behind a query, up to `width` of them: tokens ordered by their residue."""
+    """The keys 0, step, ... places before a query, up to `width` of them; tokens are ordered by their residue."""
     rows = []
     for residue in range(step):
         tokens = torch.arange(residue, length, step)
@@ -109,8 +109,8 @@ def dilated(length, width, step, block):
 
 @dataclass(frozen=True)
 class Parity(Pattern):
-    """Keys of the query's parity and, in a part of its own, the key before; between the two a part that reads nothing.
-    Every third query has no key."""
+    """Keys of the query's parity and, in a tiling of its own, the key before it; a tiling between the two reads
+    nothing. Every third query has no key."""
 
     def allowed(self, i, j):
         return (i % 3 != 2) & (((i - j) % 2 == 0) | (i - j == 1))

@@ -1,4 +1,4 @@
-"""An experiment that measures nothing, for the tests of what is around experiments; and what a call runs."""
+"""An experiment that measures nothing, for tests of the code around experiments; and a check of what a call runs."""
 
 import dataclasses
 import gc
@@ -11,11 +11,11 @@ from paper.tasks import text
 
 SLUG = provenance.device_slug("cpu")
 
-# Whatever is being edited while the tests run, their records are taken for those of a commit.
+# The tests' records count as records of a commit, even if files are being edited while the tests run.
 provenance.git_state = lambda: ("0" * 40, True)
 
 
-# Between a run and its record: what measures a case has no part in the result, nor has what refuses arguments.
+# Modules between a run and its record: those that measure a case or refuse arguments have no part in the result.
 AROUND = {f"paper.experiments.engine.{name}" for name in ("code", "provenance", "records", "runner")} | {
     *(f"ortho._checks.{name}" for name in ("arguments", "names", "values")),
     "ortho._typing",
@@ -24,10 +24,10 @@ AROUND = {f"paper.experiments.engine.{name}" for name in ("code", "provenance", 
 
 @contextmanager
 def within(experiment):
-    """Raise AssertionError if the block runs a definition that is not among those that the experiment's `run` reaches:
-    it could change, and the records would not be stale."""
+    """Raise AssertionError if the block runs a definition that the experiment's `run` does not reach: such a definition
+    could change without making the records stale."""
     ran = set()
-    gc.collect()  # what earlier tests left behind must not be taken apart inside the block
+    gc.collect()  # leftovers of earlier tests must not be freed inside the block
     sys.setprofile(lambda frame, *_: ran.add(frame.f_code))
     try:
         yield
@@ -78,7 +78,7 @@ def stored_records(results, name):
 
 
 def without_seconds(outcome):
-    """What a run gives again, to the bit."""
+    """The part of an outcome that every run repeats to the bit."""
     facts = {name: fact for name, fact in outcome["facts"].items() if name != "train_s"}
     return {"seeds": outcome["seeds"], "repetitions": outcome["repetitions"], "facts": facts}
 

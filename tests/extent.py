@@ -1,6 +1,7 @@
-"""How much of a crossed product is tried: some of it by default, all of it with ORTHO_TESTS=all, as every night.
+"""How many of all combinations are tested: some by default, all with ORTHO_TESTS=all, as in the nightly run.
 
-Derivatives are held to finite differences along one drawn direction by default (`fast_mode`), else entry by entry.
+Derivatives are compared with finite differences along one drawn direction by default (`fast_mode`), else entry by
+entry.
 """
 
 import os
@@ -12,10 +13,10 @@ WHOLE = os.environ.get("ORTHO_TESTS") == "all"
 
 
 def some(cases: Iterable[T], every: int) -> list[T]:
-    """Each `every`-th case, always the same ones, so that a run that fails fails again."""
+    """Every `every`-th case, always the same ones, so that a failure repeats."""
     return list(cases)[:: 1 if WHOLE else every]
 
 
 def repeats(few: int, many: int) -> int:
-    """How often something is drawn."""
+    """How many times something is drawn."""
     return many if WHOLE else few

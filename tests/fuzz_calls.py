@@ -1,8 +1,8 @@
 """Calls of the package's public functions and classes, drawn from their signatures, with one argument replaced.
 
-A valid call of each comes from annotations and from the tables of `fuzz_targets`. `outcome` says what became of a call.
-Run as a script this counts the outcomes of all calls; with words, of those whose function has one of them in its name,
-and prints each that is not as it should be.
+Annotations and the tables of `fuzz_targets` give a valid call of each. `outcome` says how a call ended. Run as a
+script, this counts the outcomes of all calls. With words, it counts only functions that have one of the words in their
+names, and prints each call with a wrong outcome.
 """
 
 import inspect
@@ -17,22 +17,22 @@ from types import UnionType
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo  # takes seconds, which are no call's
+import torch._dynamo  # takes seconds, which must not count as a call's
 from fuzz_targets import BY_FUNCTION, BY_NAME, SIZES, targets
 from fuzz_values import Odd, odd_values
 from torch import nn
 
-SECONDS = 5  # of the processor, for one call; none should take more than a hundredth of it
-FINE = ("works", "refused", "refused by another name")  # of two that do not fit together either may be named
+SECONDS = 5  # of processor time for one call; no call should take more than a hundredth of this
+FINE = ("works", "refused", "refused by another name")  # if two arguments do not fit together, either may be named
 
-# What the words of an annotation allow beside the valid value.
+# (odd value, word): an annotation with this word allows this value besides the valid one.
 ALLOWED = (("None", "None"), ("None", "Optional"), ("tensor", "Tensor"), ("list", "Sequence"), ("module", "Callable"))
 # Calls that may work though the value looks odd, and why.
 MAY = (
     r"^theory\.associativity\..*=nested",  # entries are whatever can be added and multiplied
     r"^attention\.untrained\..*\(name=|Source\(name=",  # any name will do
-    r"sorted_chunks_mask\(buckets=|counter_operands\(numbers=",  # as will all integers
-    # The layer has looked at the numbers.
+    r"sorted_chunks_mask\(buckets=|counter_operands\(numbers=",  # any integers will do
+    # The layer that makes these calls has checked the numbers.
     r"^(.* projection\.forward|write strength\.forward|experts\.route|.*\.normalised)\(.*=(nan|inf)\)",
 )
 
@@ -51,12 +51,12 @@ class Call(NamedTuple):
 
 
 def kinds(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one that there is."""
+    """The types of a union; any other annotation alone."""
     return getattr(annotation, "__args__", ()) if isinstance(annotation, UnionType) else (annotation,)
 
 
 def tensor(annotation: Any) -> torch.Tensor | None:
-    """What fits an annotation of a tensor's shape; None for another annotation, and for one without a shape."""
+    """A tensor that fits an annotation of a shape; None for any other annotation, and for a tensor without a shape."""
     for one in kinds(annotation):
         axes = getattr(one, "dim_str", "...").split()
         if "..." in axes[:1] and len(axes) == 1:
@@ -74,7 +74,7 @@ def tensor(annotation: Any) -> torch.Tensor | None:
 
 
 def valid(label: str, parameter: inspect.Parameter) -> Any:
-    """A valid value of a parameter; None where nothing says one."""
+    """A valid value of a parameter; None if none is known."""
     own, name, types = BY_FUNCTION.get(label, {}), parameter.name, kinds(parameter.annotation)
     if name in own:
         return own[name]
@@ -90,7 +90,8 @@ def valid(label: str, parameter: inspect.Parameter) -> Any:
 
 
 def calls(label: str, function: Callable[..., Any]) -> Iterator[Call]:
-    """The valid call of a function, whose odd argument has no name, and all with one argument replaced."""
+    """The valid call of a function, with '' as the name of its odd argument, then every call with one argument
+    replaced."""
     parameters = inspect.signature(function).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     needed = {p.name: valid(label, p) for p in plain if p.default is p.empty} | BY_FUNCTION.get(label, {})
@@ -105,7 +106,7 @@ def calls(label: str, function: Callable[..., Any]) -> Iterator[Call]:
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """TimeoutError for what takes longer than `SECONDS`."""
+    """Raise TimeoutError if the block takes longer than `SECONDS`."""
 
     def late(*_: Any) -> None:
         raise TimeoutError
@@ -120,7 +121,7 @@ def in_time() -> Iterator[None]:
 
 
 def outcome(call: Call) -> str:
-    """'works', 'refused', or what is wrong."""
+    """How a call ends: 'works', 'refused', or what is wrong."""
     arguments = {n: deepcopy(v) if isinstance(v, nn.Module) else v for n, v in call.arguments.items()}
     try:
         with in_time():

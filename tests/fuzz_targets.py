@@ -50,7 +50,7 @@ from ortho.theory.robustness import stream
 DOUBLE = torch.float64
 GENERATOR = torch.Generator().manual_seed(1)
 
-# Of the axes that annotations name.
+# Sizes of the axes that annotations name.
 SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2, "R": 2, "P": 3, "D": 4, "n": 4,
          "k": 2, "count": 6, "steps": 1, "half": 2, "rounds": 2, "clusters": 3, "runs": 2, "more": 1,
          "C": 3}  # fmt: skip
@@ -263,7 +263,7 @@ def _tiny() -> Configuration:
 
 @cache
 def targets() -> dict[str, Callable[..., Any]]:
-    """By label all that is called."""
+    """Everything that is called, by label."""
     found: dict[str, Callable[..., Any]] = {}
     for m in MECHANISMS.values():
         found |= {f"{m.name}:fast": m.fast, f"{m.name}:reference": m.reference, f"{m.name}:cost": m.cost}
@@ -278,7 +278,8 @@ def targets() -> dict[str, Callable[..., Any]]:
     return {label: one for label, one in found.items() if label not in LEFT_OUT}
 
 
-# Steps of others, which take what these have made and checked; of any number of arguments; compiled alone.
+# Not called: steps of other functions, which have checked the arguments; functions of any number of arguments;
+# functions that are only run compiled.
 LEFT_OUT = {
     "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",

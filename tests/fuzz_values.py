@@ -1,4 +1,4 @@
-"""What is put in the place of one argument, by what a valid argument is, and whether it can be meant."""
+"""The odd values that replace one argument, by its valid value, and whether a call may accept them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 
 class Odd(NamedTuple):
-    """A value in the place of a valid one. `nonsense`: no call may take it; else the call may work or refuse."""
+    """A value that replaces a valid one. `nonsense`: every call must refuse it; otherwise the call may work or
+    refuse."""
 
     label: str
     value: Any
@@ -33,7 +34,7 @@ _BY_TYPE = {
     ],
 }
 
-# Numbers of which 0 and below are as good as others; sizes of which 0 is one.
+# Names of numbers that may be 0 or negative; names of sizes that may be 0.
 ANY_INTEGER = {"seed", "offset", "start", "stop", "order", "split", "age"}
 FROM_ZERO = {
     "K",
@@ -54,7 +55,7 @@ FROM_ZERO = {
 
 
 def odd_values(name: str, base: Any, default: Any) -> Iterator[Odd]:
-    """The values for an argument of this name that is validly `base`; None alone is one by default."""
+    """The odd values for an argument of this name whose valid value is `base`; None is not odd if it is the default."""
     if default is not None and base is not None:
         yield Odd("None", None)
     yield from _COMMON if not isinstance(base, str | Mapping) and type(base) not in (list, tuple) else _COMMON[2:3]

@@ -18,14 +18,14 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
 
 
 class OddError(Exception):
-    """Pickles, but cannot be made again from its pickle."""
+    """An error that can be pickled, but not made again from its pickle."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
 
 
 def meet(case):
-    """Return when `case["with"]` cases are here at once; none ever is if they come one after the other."""
+    """Return when `case["with"]` cases are here at once, which never happens if the cases run one after the other."""
     folder = Path(case["folder"])
     (folder / str(case["index"])).touch()
     end = time.monotonic() + DEADLINE_S
@@ -57,7 +57,7 @@ def reduce(case):
 
 
 def resume(_, checkpoint):
-    """Told to go on by what is in the checkpoint."""
+    """Return what the checkpoint holds ('' if there is none), and write another to it."""
     found = checkpoint.read_text() if checkpoint.exists() else ""
     checkpoint.write_text("half done")
     return {"checkpoint": str(checkpoint), "found": found}

@@ -1,4 +1,5 @@
-"""Made-up records of trained models, as far as evidence reads them: levels by arm, changed alike by a seed."""
+"""Made-up records of trained models, as far as evidence reads them: a level for each arm, shifted alike by each
+seed."""
 
 from math import log
 
@@ -6,7 +7,7 @@ from paper.experiments.learning import images, language, synthetic, translating
 
 CPU, GPU = "cpu-abacus", "nvidia-h200"
 SEEDS = language.SEEDS
-LEVEL = 0.1  # more with each seed: more than arms differ, so that only pairs of runs show these
+LEVEL = 0.1  # added by each seed: more than arms differ, so that only pairs of runs show a difference
 ALL = 900_000  # bytes of the whole made-up text
 BIT = log(2)  # nats
 
@@ -15,14 +16,14 @@ def record(case, tests, device=CPU, **facts):
     """One run; `tests` has the numbers of each test."""
     tests = {test: {quantity: [value] for quantity, value in found.items()} for test, found in tests.items()}
     facts = {"loss": [1.0], "validation": [], "parameters": 10, "train_s": 1.0, **facts}
-    # Of an experiment of which no learning rate was chosen.
+    # An experiment for which no learning rate was chosen.
     made = {"experiment": "made-up", "device": device, "configuration": case, "provenance": {}}
     return made | {"repetitions": tests, "facts": facts}
 
 
 def text(arm, bits, *, gap=0.5, seeds=SEEDS, device=CPU, **choice):
-    """Runs of a model of bytes that takes so many bits a byte of other text, and less of its own
-    by `gap`: one number, or one a seed. The validation part's look before the last is lower by 0.1 nats."""
+    """Runs of a byte model with a loss of `bits` a byte on other text, and a loss lower by `gap` on its own text: one
+    number, or one for each seed. The last validation loss but one is lower by 0.1 nats."""
     records = []
     for i, seed in enumerate(seeds):
         less = gap[i] if isinstance(gap, list) else gap
@@ -36,7 +37,7 @@ def text(arm, bits, *, gap=0.5, seeds=SEEDS, device=CPU, **choice):
 
 
 def digits(arm, share, *, seeds=images.SEEDS, device=CPU):
-    """Runs of a model of images that names such a share of the digits."""
+    """Runs of an image model that names a share `share` of the digits correctly."""
     return [
         record(
             images.case(arm, seed, 0.01),
@@ -48,7 +49,7 @@ def digits(arm, share, *, seeds=images.SEEDS, device=CPU):
 
 
 def task(name, arm, successes):
-    """Ten runs of a synthetic task, of which so many learn it."""
+    """Ten runs of a synthetic task, of which the first `successes` learn it."""
     return [
         record(synthetic.case(name, arm, seed), {"any": {"correct_fraction": 1.0 if seed <= successes else 0.2}})
         for seed in synthetic.SEEDS
@@ -56,7 +57,7 @@ def task(name, arm, successes):
 
 
 def pairs(name, arm, number, score, *, gap=0.5, device=CPU):
-    """Runs of a translation, whose test takes so much more than what was seen, in nats."""
+    """Runs of a translation, whose loss on the test is higher by `gap` nats than on the pairs seen in training."""
     test = {"translation": "test", "transduction": "like training"}[name]
     more = {"source_tokens": 10.0, "target_tokens": 10.0, "vocab_size": 100}
     more |= {"seen": {"loss_nats": 2.0}, "parameters": len(arm)}

@@ -15,33 +15,33 @@ SIZES = ("chunk", "tile", "block", "rows", "columns", "batch")  # arguments that
 
 
 def held(fit):
-    """The mechanism with what is fitted to other data: how it maps a token then depends on nothing else."""
+    """The mechanism with parameters fitted to other data: how it maps a token then depends on nothing else."""
     x, y = (draw(40, K, seed=seed) / K**0.25 for seed in (21, 22))
     name = f"{fit}, held"
     return kernel_mechanism(name, DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20), "")
 
 
 def takes(function):
-    """Which of the arguments in `SIZES` it has."""
+    """The arguments in `SIZES` that the function has."""
     return [name for name in signature(function).parameters if name in SIZES]
 
 
 def pieces(function, size):
-    """That size of a piece for each of them; tiles are a little wider than they are high."""
+    """`size` for each of these arguments, by name; tiles are a little wider than high."""
     return {name: size + 2 * (name == "columns") for name in takes(function)}
 
 
-CHOOSING = {"moba", "nsa"}  # whose blocks are what they choose
+CHOOSING = {"moba", "nsa"}  # they choose blocks, so that the size of a block changes the result
 PIECEWISE = {name: m for name, m in MECHANISMS.items() if takes(m.fast) and name not in CHOOSING}
 PIECEWISE |= {f"{fit}, held": held(fit) for fit in FITS}
 
 
 def operands(m, *lead, length, seed=0):
-    """All that a call of the mechanism can be given, by name.
+    """Everything that a call of the mechanism can be given, by name.
 
-    Write strengths, and steps, are from all of [0, 2], its ends included; those of vector gates from half of it. Half
-    of a token's decays are near 0, some below -1; of decays a channel some tokens have none, others lose all of two
-    channels.
+    Write strengths and steps are drawn from [0, 2], its ends included; write strengths of vector gates are half as
+    large. Half of the log decays per token are near 0, some are below -1. With decays per channel, some tokens have no
+    decay and others erase two whole channels.
     """
     seeds = iter(range(100 * seed, 100 * seed + 20))
 
@@ -75,12 +75,12 @@ def operands(m, *lead, length, seed=0):
 
 
 def part(given, start, stop, axis):
-    """The tokens from `start` to `stop`, which lie along that axis."""
+    """The tokens from `start` to `stop` of each tensor, along that axis."""
     return {name: x.narrow(axis, start, stop - start) for name, x in given.items()}
 
 
 def with_gaps(x):
-    """The same numbers, every other one of a larger tensor, the last two axes turned in memory."""
+    """The same numbers: every other entry of a larger tensor, with the last two axes transposed in memory."""
     if x.dim() < 2:
         return x.clone()
     wide = torch.zeros(*x.shape[:-2], x.shape[-1], 2 * x.shape[-2], dtype=x.dtype)
@@ -89,7 +89,7 @@ def with_gaps(x):
 
 
 def differentiated(call, given, wanted=None):
-    """An output, and its gradients in what is wanted (all), for one and the same gradient of the output."""
+    """The output, and its gradients with respect to `wanted` (all by default), for a fixed upstream gradient."""
     names = list(given) if wanted is None else wanted
     leaves = {name: x.detach().requires_grad_(name in names) for name, x in given.items()}
     o = call(**leaves)

@@ -1,4 +1,4 @@
-"""States that are written token by token, and operands and gates for them: what several files of tests begin with."""
+"""Mechanisms that write a state token by token, with operands and gates for them, which several test files share."""
 
 from inspect import signature
 
@@ -14,14 +14,14 @@ ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # the
 NORMALISING = [name for name in NAMES if "normalise" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]
 FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
-SCALES = {"gla": 0.5}  # by which queries of width 4 are multiplied, where that is not 1
-# Sums of at most 130 rounded products, of which the largest are some 10, through systems whose inverses have entries of
-# at most 2: some 1e-13. A wrong term would show at 1e-2.
+SCALES = {"gla": 0.5}  # the factor of queries of width 4, where it is not 1
+# Sums of at most 130 rounded products, the largest about 10, through systems whose inverses have entries of at most 2:
+# an error of about 1e-13. A wrong term would show at 1e-2.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
 
 
 def arguments(name, *lead, length, keys=None, state=True, seed=0):
-    """All that a call can be given, by name: as many queries as keys by default; `initial_state` is a tensor."""
+    """Everything that a call can be given, by name; by default as many queries as keys. `initial_state` is a tensor."""
     given = operands(MECHANISMS[name], *lead, length=keys or length, seed=seed)
     if keys is not None:
         given["q"] = draw(*lead, length, K, seed=100 * seed + 30)
@@ -29,7 +29,7 @@ def arguments(name, *lead, length, keys=None, state=True, seed=0):
 
 
 def fading(name, form):
-    """The function of `log_decay`, also where it takes a step and a rate: then of steps of 1."""
+    """The function, called with `log_decay`; a function that takes a step and a rate is called with steps of 1."""
     function = FUNCTIONS[name, form]
     if name != "ssd":
         return function
@@ -44,7 +44,7 @@ def call(function, given, **kwargs):
 
 
 def with_gradients(function, given, wanted=None, **kwargs):
-    """The output, the state, and the gradients of what is wanted (all), for one and the same gradients of both."""
+    """The output, the state, and the gradients of `wanted` (all by default), for fixed upstream gradients of both."""
     wanted = list(given) if wanted is None else wanted
     leaves = {name: x.clone().requires_grad_(name in wanted) for name, x in given.items()}
     o, S = call(function, leaves, **kwargs)

@@ -1,4 +1,4 @@
-"""Calls that are refused with one sentence: a line for each, or a table of them that a test goes through."""
+"""Assert that calls are refused with one sentence: a line for each call, or a table that a test goes through."""
 
 import pytest
 
@@ -10,10 +10,10 @@ def refuses(message, function, *args, error=ValueError, **kwargs):
 
 
 def refusals(rows):
-    """Run a test with `refused` for each row (call, message), or (call, message, error) if it is no ValueError.
+    """Run a test with `refused` for each row (call, message), or (call, message, error) if not a ValueError.
 
-    `refused(*given)` asserts that the call is refused with what is given. If the row has, in place of a call, the
-    arguments that are wrong, `refused(function, **right)` asserts it of the function, whose other ones are right.
+    `refused(*given)` asserts that the call with these arguments is refused. A row may have wrong arguments in place of
+    a call; then `refused(function, **right)` asserts that the function refuses these beside the right ones.
     """
 
     def case(what, message, error=ValueError):

@@ -15,5 +15,5 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 
 def filled(size, value):
-    """So many equal numbers, float64."""
+    """`size` equal numbers, float64."""
     return torch.full((size,), value, dtype=torch.float64)

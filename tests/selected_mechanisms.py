@@ -13,7 +13,7 @@ from ortho.attention.selected.nsa import Sizes
 from ortho.attention.selected.routing import draw_centroids
 
 ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, sparse_linear)]
-# Sums of at most 1e3 rounded products, of which the largest are some 10 (2e-13); a pair too many would show at 1e-2.
+# Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); one pair too many would show at 1e-2.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 FORMS = ["reference", "fast"]
 
@@ -24,12 +24,12 @@ def qkv(*lead, length, width=4, values=5, seed=0, keys=None):
 
 
 def ways(m):
-    """Of is_causal, those that are served."""
+    """The values of `is_causal` that the mechanism serves."""
     return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
 
 
 def with_sizes(name, entry, cost=None, **sizes):
-    """The entry with these sizes, which its closed form knows by the same names or by those in `cost`."""
+    """The entry with these sizes; its closed form gets them by the same names, or gets `cost` instead."""
     forms = {form: partial(entry.form(form), **sizes) for form in FORMS}
     return replace(entry, name=name, cost=partial(entry.cost, **(sizes if cost is None else cost)), **forms)
 
@@ -45,7 +45,7 @@ def centroids(width):
 
 
 def few_buckets(function, *args, **kwargs):
-    """With projections for keys of any width."""
+    """The function called with projections for keys of any width."""
     return function(*args, projections=projections(args[0].shape[-1]), **kwargs)
 
 

@@ -1,6 +1,6 @@
-"""A SLURM cluster of one node, this machine, without accounting: its daemons are processes of the test that asks.
+"""A SLURM cluster of one node, this machine, without accounting: its daemons are processes of the test that uses it.
 
-Debian's packages `slurmctld`, `slurmd`, `slurm-client` and `munge` have the programs. They have to be started by root.
+Debian's packages `slurmctld`, `slurmd`, `slurm-client` and `munge` have the programs. Only root can start them.
 """
 
 import os
@@ -42,7 +42,7 @@ PartitionName=main Nodes=ALL Default=YES
 
 
 def missing():
-    """Why there can be no cluster here; '' if there can."""
+    """Why no cluster can run here; '' if one can."""
     if absent := [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]:
         return f"SLURM is not installed: there is no {', '.join(absent)}"
     return "" if os.geteuid() == 0 else "SLURM's daemons are started by root"
@@ -58,7 +58,7 @@ def eventually(true, what):
 
 @contextmanager
 def cluster(folder):
-    """Start the daemons; gives the variables by which SLURM's commands find them. At the end jobs and daemons end."""
+    """Start the daemons and yield the variables by which SLURM's commands find them; then end jobs and daemons."""
     environment = {"PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def command(*words):

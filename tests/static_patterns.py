@@ -61,14 +61,14 @@ def blocks(width, table):
 
 
 def big_bird(*sizes):
-    """The rule knows which blocks were drawn, and nothing else of the pattern."""
+    """The rule knows which blocks were drawn, and nothing else about the pattern."""
     pattern = BigBird(*sizes)
     count = -(-LONGEST // pattern.width)
     rows = pattern.rows(count, count)
     return pattern, lambda i, j: j // pattern.width in rows[i // pattern.width]
 
 
-LONGEST = 260  # tokens that the tables below have rows for
+LONGEST = 260  # the number of tokens for which the tables below have rows
 SOME = tuple(tuple(sorted({t, t * 7 % 30, 33}) if t % 3 else [t * 5 % 29]) for t in range(30))
 FEW_LONG = tuple(tuple(range(80)) if t % 30 == 7 else (t * 3 % 40,) for t in range(87))
 

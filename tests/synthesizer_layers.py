@@ -20,7 +20,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 
 def layer(case="random", max_length=LENGTH, dtype=torch.float64):
-    """A layer whose shares, if it has any, are not equal."""
+    """A layer that, if it mixes sources, mixes them in unequal shares."""
     source = CASES.get(case, case)
     g = torch.Generator().manual_seed(1)
     module = SynthesizerAttention(D, HEADS, max_length, source=source, generator=g, dtype=dtype)

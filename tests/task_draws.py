@@ -1,4 +1,4 @@
-"""What the tests of tasks draw, and how they count it."""
+"""Draws for the tests of tasks, and how their shares are tested."""
 
 from seeded import SIGMAS, generator
 
@@ -10,7 +10,7 @@ def drawn(draw, count, seed=0):
 
 
 def assert_shares(found, count):
-    """Of `count` independent draws, each of these numbers has the share beside it, or all in a tensor have."""
+    """Assert that each number (or each in a tensor) of `count` independent draws has the share beside it."""
     for what, (counts, share) in found.items():
         spread = (share * (1 - share) / count) ** 0.5
         assert ((counts / count - share).abs() <= SIGMAS * spread).all(), what

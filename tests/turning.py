@@ -1,8 +1,8 @@
-"""A verdict rests on its evidence if it turns when the thing that the claim is about is broken.
+"""Tests that a verdict rests on its evidence: it must change if the thing that the claim is about is broken.
 
 A `Turn` breaks functions, closed forms, modules or records, never the evidence function or the rule, and says which
-verdict must come out of that. The claim is judged by fresh copies of the evidence modules, whose constants and caches
-know only the broken world. Evidence that returned the same finding whatever it is about would keep its verdict.
+verdict must follow. The claim is judged by fresh copies of the evidence modules, whose constants and caches know only
+the broken world. Evidence that always returned the same finding would keep its verdict, and so fail.
 """
 
 import re
@@ -32,9 +32,9 @@ class Turn:
     """The verdict in a broken world, and the changes that break it.
 
     `changes` maps a dotted name, with a key in brackets for an entry of a dictionary
-    ('ortho.attention.MECHANISMS[gla]'), to what makes the broken thing of the sound one. Names of the library are
-    changed before the evidence is imported anew, so that evidence which imports them finds the broken ones; names in
-    evidence modules afterwards.
+    ('ortho.attention.MECHANISMS[gla]'), to a function that makes the broken thing from the sound one. Names of the
+    library are changed before the evidence is imported anew, so that evidence that imports them finds the broken ones.
+    Names in evidence modules are changed afterwards.
     """
 
     to: Verdict
@@ -57,7 +57,7 @@ def giving(change: Change) -> Change:
 
 
 def costing(**changes: Callable[..., Any]) -> Change:
-    """Replaces a closed form by one of other costs: each field is made of the sound cost and of the arguments."""
+    """Replaces a closed form by one with other costs: each field is computed from the sound cost and the arguments."""
 
     def broken(sound: Any) -> Any:
         def cost(*sizes: Any, **options: Any) -> Any:
@@ -70,8 +70,8 @@ def costing(**changes: Callable[..., Any]) -> Change:
 
 
 def check(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken world gives the verdict of the turn, which is not the stored one (`tests/book/test_verdicts.py` holds
-    that to the evidence as it is)."""
+    """Assert that the broken world gives the turn's verdict, and that the stored verdict is another
+    (`tests/book/test_verdicts.py` compares the stored verdict with the unbroken evidence)."""
     entry, _ = stored_verdicts()[claim_id]
     assert turn.to != entry.verdict, "a turn leads to another verdict"
     with monkeypatch.context() as patch:
@@ -85,12 +85,12 @@ def stored_verdicts() -> dict[str, tuple[Entry, tuple[str, ...]]]:
 
 
 def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytest.MonkeyPatch) -> Entry:
-    """The claim by evidence modules that are imported with the changes made; `monkeypatch` takes all of it back."""
+    """The claim, judged by evidence modules that are imported after the changes; `monkeypatch` undoes everything."""
     _ledger()._import()  # so that all modules come back
     home = _ledger()._evidence[claim_id][0].__module__
     anew = Ledger(catalogue())
     monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
-    # Without the checks of annotations, for which each module would be compiled again.
+    # Without the checks of annotations, which would need each module to be compiled again.
     plain = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
     monkeypatch.setattr(sys, "meta_path", plain)
     for name in [name for name in sys.modules if _EVIDENCE.fullmatch(name)]:

@@ -1,4 +1,5 @@
-"""Frozen heads in models of torch, of this package and of others: law, outputs, gradients, the way back, refusals."""
+"""Frozen heads in models of torch, of this package and of others: distribution, outputs, gradients, unfreezing,
+refusals."""
 
 import copy
 import json
@@ -30,13 +31,13 @@ from ortho.adapters import AdaptedAttention, FrozenRows, attention_layers, freez
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 
-PAIRS = [[0, 1], [2, 3], [0, 1, 2, 3]]  # what may be chosen of heads of which two share their keys
+PAIRS = [[0, 1], [2, 3], [0, 1, 2, 3]]  # the heads that may be chosen if every two heads share their keys
 
 
 @pytest.mark.parametrize("heads", PAIRS)
 @pytest.mark.parametrize("name", MODELS)
 def test_draw(name, heads):
-    """Of the chosen heads orthonormal rows and no bias, of the others what they had."""
+    """The chosen heads get orthonormal rows and no bias; the other heads keep what they had."""
     model = make(name)
     before = [layer.read() for layer in attention_layers(copy.deepcopy(model))]
     generator = torch.Generator().manual_seed(3)
@@ -63,7 +64,7 @@ def test_draw(name, heads):
 
 
 def test_heads_of_any_width_keep_it():
-    """Also all heads at once, whose matrices are written as a projection of their own."""
+    """Also if all heads are chosen at once, whose matrices then become a projection of their own."""
     layer = MultiheadAttention(D, H, head_dim=D // H + 1, dtype=torch.float64)
     x = torch.randn(2, 5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     want = layer(x)
@@ -77,7 +78,7 @@ def test_heads_of_any_width_keep_it():
 @pytest.mark.parametrize("heads", PAIRS)
 @pytest.mark.parametrize("name", MODELS)
 def test_as_they_are_and_back(name, heads, stop):
-    """Pretrained weights: the same outputs, frozen and back, and the way back leads to the model as it was."""
+    """Freezing pretrained weights keeps the outputs; unfreezing keeps them too, and gives the model as it was."""
     if name == "ortho-frozen" and not stop:
         pytest.skip("its projection is stopped")
     model = make(name).eval()
@@ -102,7 +103,7 @@ def test_as_they_are_and_back(name, heads, stop):
 @pytest.mark.parametrize("draw", [None, "haar"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_step(name, draw, stop):
-    """AdamW with weight decay moves all that is trained, and no frozen row by a bit."""
+    """AdamW with weight decay changes everything that is trained, and no bit of a frozen row."""
     model = make(name)
     if name == "ortho-frozen" and not stop:
         pytest.skip("its projection is stopped")
@@ -125,7 +126,7 @@ def test_training_step(name, draw, stop):
 
 
 def test_a_second_call():
-    """It adds to the first; what it chooses again is drawn anew, or stays as it is."""
+    """A second call adds to the first; heads chosen again are drawn anew or, without a draw, stay as they are."""
     model = make("torch")
     freeze_qk(model, heads=[0])
     first = model.layer.in_proj_weight[rows([0])].clone()
@@ -144,7 +145,7 @@ def test_a_second_call():
 
 
 def test_layers_that_are_frozen_as_they_are_made():
-    """Structured projections stay what they are where nothing changes; a layer that computes no gradient of queries and
+    """Structured projections stay what they are if nothing changes. A layer that computes no gradient of queries and
     keys becomes one that does when they are trained."""
     x = operands(None)[0]
     for layer in (StoppedAttention(D, H), StoppedAttention(D, H, projection="stopped")):
@@ -166,7 +167,7 @@ def test_layers_that_are_frozen_as_they_are_made():
 
 
 def test_layers_and_heads():
-    """Indices in the order of the modules, for all layers the same heads or for each its own."""
+    """Layers are counted in the order of the modules; heads are the same in all layers, or given for each layer."""
     model = make("encoder")
     freeze_qk(model, layers=[2], heads=[1])
     freeze_qk(model, heads={0: [0, 3], 2: [2]})
@@ -185,7 +186,7 @@ def test_layers_and_heads():
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_state_dict(name, stop, tmp_path):
-    """It says which rows are frozen, and loads where the same are; elsewhere it says what differs."""
+    """A state dict says which rows are frozen, and loads where the same are; elsewhere the error says what differs."""
     if name == "ortho-frozen":
         pytest.skip("frozen as it is made")
     model = freeze_qk(make(name), heads=[2, 3], stop_gradient=stop)
@@ -208,7 +209,7 @@ def test_state_dict(name, stop, tmp_path):
 
 
 def test_to_standard():
-    """Frozen heads of any layer, in a copy."""
+    """`to_standard` makes standard layers of frozen heads in any layer, in a copy."""
     torch.manual_seed(0)
     model = nn.ModuleList([TextEncoder(17, D, 2, H, max_length=8).double(), encoder().double()])
     freeze_qk(model, heads=[1])
@@ -222,7 +223,7 @@ def test_to_standard():
 
 
 def test_the_bias_trains_if_it_did():
-    """Each of weight and bias as it was, and all that is unfrozen, also without gradients at the time."""
+    """After freezing, weight and bias are each trained if they were; after unfreezing all are, also under `no_grad`."""
     for weight, bias in ((True, False), (False, True)):
         linear = nn.Linear(D, D)
         linear.weight.requires_grad_(weight)
@@ -239,7 +240,7 @@ def test_the_bias_trains_if_it_did():
 
 
 def by_hand(layer, x, stopped, mask=None):
-    """Attention of `layer`'s weights, with constants for the queries and keys of stopped heads; and its weights."""
+    """Attention by `layer`'s parameters, with constants for the queries and keys of stopped heads; and its weights."""
     q, k, v = (
         y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
     )
@@ -252,7 +253,7 @@ def by_hand(layer, x, stopped, mask=None):
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("heads", [[1], [0, 2], [0, 1, 2, 3]])
 def test_stopped_gradient_of_torch(heads, need_weights):
-    """That of constant queries and keys, by autograd; also with masks, and in all layouts of the operands."""
+    """The gradient is autograd's for constant queries and keys, also with masks, and in all layouts of the operands."""
     layer = make("torch").layer
     plain = copy.deepcopy(layer)
     freeze_qk(layer, heads=heads, draw=None, stop_gradient=True)
@@ -289,7 +290,7 @@ def test_stopped_gradient_of_torch(heads, need_weights):
 
 @pytest.mark.parametrize("name", ["ortho", "ortho-grouped", "named"])
 def test_stopped_gradient_of_others(name):
-    """All heads stopped: x has the gradient that it has through the values alone."""
+    """With all heads stopped, x has only its gradient through the values."""
     model = make(name)
     plain = copy.deepcopy(model)
     freeze_qk(model, draw=None, stop_gradient=True)
@@ -308,19 +309,19 @@ def test_stopped_gradient_of_others(name):
 
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_dropout_of_stopped_heads(need_weights):
-    """torch's, in training."""
+    """torch's layer drops weights in training, whether it returns them or not."""
     layer = freeze_qk(OfTorch(dropout=0.5).double(), draw=None, stop_gradient=True).layer
     (x,) = operands(layer)
     dropped = layer(x, x, x, need_weights=need_weights)[0]
     kept = layer.eval()(x, x, x, need_weights=need_weights)[0]
-    assert ((dropped - kept).abs().amax((1, 2)) > 1e-3).all()  # that nothing is dropped has odds of 2^-100 an item
+    assert ((dropped - kept).abs().amax((1, 2)) > 1e-3).all()  # nothing is dropped with probability 2^-100 an item
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize("heads", [[1], None])
 def test_fast_path(heads, stop, monkeypatch):
-    """torch's inference reads packed weights past all modules: it is taken still, and gives what training gives."""
+    """torch's fast path, which reads packed weights past all modules, is still taken; it gives training's outputs."""
     model = freeze_qk(make("encoder"), heads=heads, stop_gradient=stop)
     (x,) = operands(model)
     padding = torch.zeros(3, N, dtype=torch.bool)
@@ -388,7 +389,7 @@ def test_errors_change_nothing(case):
 
 
 def test_parts_of_a_group_change_nothing():
-    """Nor of the layers before it, whose heads have keys of their own."""
+    """A refused part of a group also changes nothing in the layers before it, whose heads have keys of their own."""
     model = nn.ModuleList([OfTorch(), NamedAttention()])
     before = described(model)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Heads of several kinds in torch's own layers: by their mechanisms, masks, gradients, the way back, refusals."""
+"""Heads of several kinds in torch's own layers: outputs by definition, masks, gradients, the way back, refusals."""
 
 import copy
 import sys
@@ -27,7 +27,7 @@ from ortho.attention.sparse.window import Window
 D, H, N = 12, 6, 7
 KINDS = ["learned", "previous", Window(2), "linear", "stopped", "start"]
 SOFTMAX = ["learned", "stopped"] * 3
-# Products of float64 in another order: sums of fewer than 100 terms of size 1, each of error 1e-16, a few layers deep.
+# float64 products summed in another order: fewer than 100 terms of size 1, each with error 1e-16, a few layers deep.
 TOLERANCE = {"atol": 1e-12, "rtol": 0}
 
 
@@ -37,7 +37,7 @@ def make(seed=0, **kwargs):
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if "bias" in name:
-                value.normal_()  # they are 0 at first, and would show nothing
+                value.normal_()  # biases start at 0, which would show nothing
     return layer
 
 
@@ -55,7 +55,7 @@ def future():
 
 
 def by_kinds(layer, x, is_causal, there=None):
-    """The layer's outputs by the definitions of the mechanisms, a head at a time."""
+    """The layer's outputs, computed head by head from the definitions of the mechanisms."""
     q, k, v = (
         y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (x @ layer.in_proj_weight.T + layer.in_proj_bias).chunk(3, -1)
     )
@@ -72,7 +72,7 @@ def test_each_head_is_its_kind(is_causal, padded):
     x, there = tokens(), torch.ones(3, N, dtype=torch.bool)
     if padded:
         there[1, 4:], there[2, :2] = False, False
-    for hidden in (future(), torch.zeros(N, N).masked_fill(future(), -torch.inf).double()):  # torch knows both
+    for hidden in (future(), torch.zeros(N, N).masked_fill(future(), -torch.inf).double()):  # torch takes both
         masks = {"attn_mask": hidden, "is_causal": True} if is_causal else {}
         if padded:
             padding = ~there
@@ -86,7 +86,7 @@ def test_each_head_is_its_kind(is_causal, padded):
 
 
 def test_only_what_a_head_needs():
-    """Positional heads have no rows of queries and keys; what they were given up for is not computed."""
+    """Positional heads have no rows of queries and keys, so that nothing is computed for scores they do not have."""
     layer = make()
     set_heads(layer, ["current", "next", "learned", *["previous"] * 3])
     assert layer.in_proj.out_features == 2 + 2 + D
@@ -98,7 +98,7 @@ def test_only_what_a_head_needs():
 
 
 def test_layouts():
-    """Batch first or not, no batch, and attention to another sequence where heads can have it."""
+    """Batch first or not, no batch, and attention to another sequence if the heads' kinds allow it."""
     layer = set_heads(make(), KINDS)
     other = set_heads(make(batch_first=False), KINDS)
     x = tokens()
@@ -121,7 +121,7 @@ def test_layouts():
 
 
 def test_masks_of_each_head():
-    """(B H, N, N): of softmax heads any mask."""
+    """Softmax heads take any mask for each head, (B H, N, N)."""
     plain = make()
     layer = set_heads(copy.deepcopy(plain), SOFTMAX)
     x, mask = tokens(), torch.rand(3 * H, N, N, generator=torch.Generator().manual_seed(4)) < 0.3
@@ -133,8 +133,8 @@ def test_masks_of_each_head():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layers", [[0, 1, 2], [1]])
 def test_in_an_encoder(layers):
-    """In training and in inference, where torch's fast path would read the weights past the kinds of heads; padding is
-    as good as cut out."""
+    """The same outputs in training and in inference, where torch's fast path would read the weights and ignore the
+    kinds of heads; padding changes nothing."""
     model = encoder()
     set_heads(model, KINDS, layers=layers)
     x, padding = tokens(), torch.zeros(3, N, dtype=torch.bool)
@@ -149,7 +149,7 @@ def test_in_an_encoder(layers):
 
 
 def test_gradients():
-    """Stopped heads have none, learned ones that of softmax attention; AdamW leaves frozen heads as they are."""
+    """Stopped heads have none, learned heads have that of softmax attention; AdamW leaves frozen heads as they are."""
     model = make()
     plain = copy.deepcopy(model)
     freeze_qk(model, heads=[1, 3, 5], draw=None, stop_gradient=True)
@@ -172,7 +172,7 @@ def test_gradients():
 
 
 def test_the_way_back():
-    """Where there is one, to the layer as it was; frozen heads stay frozen until they are unfrozen."""
+    """The way back leads to the layer as it was, or is refused; frozen heads stay frozen until they are unfrozen."""
     model, x = encoder(), tokens()
     state = copy.deepcopy(model.state_dict())
     want = model(x)
@@ -202,11 +202,11 @@ def test_the_way_back():
 
 
 def test_again_and_state_dict(tmp_path):
-    """Kinds may be changed while queries and keys last; freezing comes before or after."""
+    """Kinds may be changed as long as the heads have the queries and keys for it; only such heads can be frozen."""
     layer = set_heads(make(), KINDS)
     freeze_qk(layer, heads=[4], stop_gradient=True)
     frozen = layer.in_proj.frozen[: 2 * 2 * len(layer.asking())].view(2, -1)
-    assert frozen.nonzero().tolist() == [[0, 6], [0, 7], [1, 6], [1, 7]]  # the fourth of the heads that ask
+    assert frozen.nonzero().tolist() == [[0, 6], [0, 7], [1, 6], [1, 7]]  # the fourth of the heads that have queries
     torch.save(layer.state_dict(), tmp_path / "weights.pt")
     other = restore(make(seed=3), heads_record(layer))
     assert other.kinds == layer.kinds
@@ -282,7 +282,7 @@ def test_wrong_types():
 
 
 def test_transformers_is_asked_for(monkeypatch):
-    """By models with the names of its layers alone, and before anything is changed."""
+    """Only models with the names of its layers ask for it, and they do so before anything is changed."""
 
     class Named(nn.Module):
         def forward(self, hidden_states):

@@ -1,4 +1,4 @@
-"""Frozen heads, and heads of several kinds, in tiny models of transformers: what the matrix of models does not show."""
+"""Frozen heads, and heads of several kinds, in tiny models of transformers: what test_adapters_matrix.py leaves out."""
 
 import copy
 from itertools import pairwise
@@ -21,13 +21,13 @@ from ortho.adapters.huggingface import ortho_attention
 K = D // H
 MAIN, CAUSAL = ["gpt2", "llama", "bert", "vit"], ["gpt2", "llama"]
 KINDS = [["learned", "previous", Window(3), "linear"], ["stopped", "end", "linear", "learned"]]
-CHILD = "ortho_heads.kinds"  # where a state dict has a layer's kinds
-# Sums of fewer than 100 terms of size 1 in another order, a few layers deep: 1e-16 each; Llama's norms work in float32.
+CHILD = "ortho_heads.kinds"  # the entry of a state dict that holds a layer's kinds
+# Sums of fewer than 100 terms of size 1 in another order, a few layers deep: 1e-16 each; Llama's norms are in float32.
 TOLERANCES = {name: {"atol": 1e-5 if name == "llama" else 1e-12, "rtol": 0} for name in MAIN}
 
 
 def recorded(model, given):
-    """(module, query, key, value, mask, kwargs) of the layers' calls."""
+    """(module, query, key, value, mask, kwargs) of each call of a layer."""
     calls = []
 
     def spy(module, query, key, value, attention_mask, **kwargs):
@@ -44,7 +44,7 @@ def recorded(model, given):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", MAIN)
 def test_each_head_is_its_kind(name, padded):
-    """By the definitions of the mechanisms, from a layer's own operands; keys that are shared are each group's own."""
+    """Outputs are those of the mechanisms' definitions, from a layer's own operands; each group shares its own keys."""
     given, there = data(name), torch.ones(3, N, dtype=torch.long)
     if padded and name != "vit":
         there[1, 5:] = 0
@@ -68,7 +68,7 @@ def test_each_head_is_its_kind(name, padded):
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_decoding(name, side, cache):
-    """A prompt, and then a token at a time, all kinds of heads; and several at a time, but for linear heads."""
+    """A prompt, then one token at a time, with all kinds of heads; several at a time, except with linear heads."""
     model = set_heads(build(name), {0: KINDS[0], 1: KINDS[1]}).eval()
     ids, there = data(name)["input_ids"], torch.ones(3, N, dtype=torch.long)
     if side == "left":
@@ -98,13 +98,13 @@ def test_decoding(name, side, cache):
 
 @pytest.mark.parametrize("before", ["eager", "sdpa"])
 def test_the_way_back(before):
-    """Learned and stopped heads give the model's own outputs, and are given back; others are not."""
+    """Learned and stopped heads give the model's own outputs and can be undone; other heads cannot."""
     model, given = build("gpt2"), data("gpt2")
     model.set_attn_implementation(before)
     state, want = state_of(model), run(model, given)
     set_heads(model, ["learned", "stopped"] * 2, layers=[1])
     set_heads(model, ["learned"] * 4, layers=[0])
-    assert model.config._attn_implementation == before  # of the layers alone it is another
+    assert model.config._attn_implementation == before  # only the layers' own setting is another
     kind = TOLERANCES["llama" if before == "eager" else "gpt2"]  # the models' own softmax is in float32
     torch.testing.assert_close(run(model, given), want, **kind)
     assert same(state_of(standard_heads(model)), state)
@@ -134,7 +134,7 @@ def detach_queries_and_keys(name, model):
 @pytest.mark.parametrize("by_kind", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_stopped_gradient(name, by_kind):
-    """That of constant queries and keys, by autograd: of frozen heads, and of heads of that kind."""
+    """The gradient is autograd's for constant queries and keys, with frozen heads and with heads of kind "stopped"."""
     plain, given = build(name), data(name)
     model = copy.deepcopy(plain)
     detach_queries_and_keys(name, plain)
@@ -157,7 +157,7 @@ def test_stopped_gradient(name, by_kind):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_training_with_frozen_and_positional_heads(name):
-    """AdamW with weight decay changes what is trained, and no head that is frozen."""
+    """AdamW with weight decay changes what is trained, and no frozen head."""
     model = freeze_qk(build(name), heads=[2, 3], stop_gradient=True)
     set_heads(model, ["learned", "previous", "stopped", "stopped"])
     matrices = [module for module in model.modules() if isinstance(module, FrozenRows)]
@@ -173,7 +173,7 @@ def test_training_with_frozen_and_positional_heads(name):
 
 
 def test_refused_calls():
-    """What heads of several kinds do not know is said, and not left out."""
+    """Arguments that heads of several kinds do not support are refused, not ignored."""
     given = data("llama")
     model = set_heads(build("llama"), KINDS[0])
     refuses("output_attentions: expected none with heads of several kinds", model, output_attentions=True, **given)
@@ -200,7 +200,7 @@ def test_refused_calls():
 
 
 class SelfAttention(nn.Module):
-    """One that looks up no attention."""
+    """A layer that does not look up its attention function by name."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Each conversion of each kind of model is right, or refused whole with a sentence that names a layer.
+"""Each conversion of each kind of model is right, or is refused with a sentence that names a layer and changes nothing.
 
 `python tests/adapter_cases.py` prints the table.
 """
@@ -21,7 +21,7 @@ EXTRA = "no add_bias_kv and no add_zero_attn"
 STOPS = "stop_gradient: expected False with add_bias_kv or add_zero_attn"
 PEFT = "not yet wrapped by an adapter or quantised"
 
-# What is refused, by the cases' order; else they are right, or "-", the last one where all layers are alike.
+# Model -> outcomes by the cases' order: "right", words of the refusal, or "-" (last case) if all layers are alike.
 NO_HEADS = ("right", "right", NAMELESS, NAMELESS, NOT_THERE)
 REFUSED = {
     "bert-decoder": ("right", "right", "right", CROSSES, "right"),
@@ -46,7 +46,7 @@ RIGHT = ("right",) * 4 + (NOT_THERE,)
 
 
 def cases():
-    """By default each model is frozen and taken through one case more, each case in turn; every night through all."""
+    """By default, each model has the first case and one other, which differs from model to model; every night, all."""
     models = MODELS if tf else OWN
     first, *others = CASES
     return [(n, c) for i, n in enumerate(models) for c in CASES if WHOLE or c in (first, others[i % len(others)])]

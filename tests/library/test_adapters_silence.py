@@ -86,7 +86,7 @@ def test_sliding_windows():
 @needs_transformers
 @pytest.mark.parametrize("pattern", [Window(2), Fixed(3, 1), Strided(3), GlobalLocal(2, 1)])
 def test_patterns_count_from_the_first_token(pattern):
-    """They do not count from the padding before it, with a cache or without one."""
+    """Patterns do not count from the padding before it, with a cache or without one."""
     model = set_heads(build("llama"), [pattern] * H).eval()
     for side in ("left", "right"):
         given, there = padded("llama", side)

@@ -1,4 +1,4 @@
-"""The error of attention weights from random features: by hand, by kind and number of features, and as foretold."""
+"""The error of attention weights from random features: by hand, by kind and number of features, and as predicted."""
 
 from math import log2, sqrt
 
@@ -27,7 +27,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("kind", FEATURES)
 def test_kernels_are_unbiased(kind):
-    """Over 400 draws each entry is a mean with a standard error; of 12 entries none is too far off."""
+    """The mean of 400 draws is within SIGMAS standard errors of the exact kernel, for each of the 12 entries."""
     x, y = sample_data("scaled", 4, 3, 0.3, generator=generator())
     y = y[:3]
     g = generator(1)
@@ -39,7 +39,7 @@ def test_kernels_are_unbiased(kind):
 
 @pytest.mark.parametrize("kind", FEATURES)
 def test_errors_of_draws(kind):
-    """The numbers are those of one draw made here; the data are the same for all kinds; the mean caps each row."""
+    """The errors are those of one draw made here; all kinds have the same data; the mean caps the error of each row."""
     K, m = 8, 16
     rows = m // 2 if kind in ("trigonometric", "hyperbolic") else m
     g = generator(6)
@@ -57,7 +57,7 @@ def test_errors_of_draws(kind):
 
 
 def test_error_falls_like_the_root():
-    """From m = 256 to 4096 at scores so small that both are in that regime: a quarter, within the errors."""
+    """From m = 256 to 4096 the error falls to a quarter, within SIGMAS, at scores small enough for this law."""
     for kind in ("trigonometric", "positive", "gerf"):
         few, many = (attention_errors(kind, "iid", m, 8, 0.125, tokens=64) for m in (256, 4096))
         spread = few.value / 4 * sqrt((few.standard_error / few.value) ** 2 + (many.standard_error / many.value) ** 2)
@@ -66,18 +66,18 @@ def test_error_falls_like_the_root():
 
 @pytest.mark.parametrize("spread", [0.125, 0.5, 1.0])
 def test_uniform(spread):
-    """The closed form is for infinitely many keys and one row's variance: K = 256 and 512 keys are within 2 %."""
+    """The closed form is for infinitely many keys, all rows of one variance: K = 256 and 512 keys are within 2 %."""
     found = approx.uniform_errors(256, spread, tokens=512, draws=4)
     assert found.value == pytest.approx(uniform_error(spread), rel=0.02)
     x, y = sample_data("isotropic", 512, 256, spread, generator=generator(0))
     exact = torch.softmax(x @ y.mT, -1)
     first = float((exact - 1 / 512).abs().sum(-1).mean())
-    assert abs(found.value - first) < 6 * found.standard_error  # of 4 draws it is one
+    assert abs(found.value - first) < 6 * found.standard_error  # which is that of 4 draws
 
 
 def test_typical_square():
     """The mean of |x + y|^2 over pairs weighted by attention, over 8 draws of many tokens. With N keys the weights are
-    off by some e^(variance of the scores) / N, far below 1 %."""
+    off by about e^(variance of the scores) / N, far below 1 %."""
     K, spread = 16, 0.5
     found = []
     for seed in range(8):
@@ -90,7 +90,8 @@ def test_typical_square():
 
 
 def test_crossing():
-    """Between the powers of two on whose sides the errors lie; sooner where the closed forms say that it is sooner."""
+    """Errors at powers of two on either side of the crossing are above and below the level; the crossing comes sooner
+    for the kinds for which the closed forms say so."""
     found = {kind: crossing(kind, "orthogonal", 16, 0.25) for kind in ("positive", "hyperbolic", "gerf")}
     for kind, where in found.items():
         low, high = 2 ** int(where.value - 3), 2 ** int(where.value + 4)
@@ -103,7 +104,7 @@ def test_crossing():
 
 
 def test_crossing_is_interpolated(monkeypatch):
-    """Errors 8 / m against a level of 1/3 cross at m = 24; against 3 with the first m; against 1e-6 never."""
+    """Errors 8 / m cross a level of 1/3 at m = 24, a level of 3 at the first m, and a level of 1e-6 never."""
 
     def errors(kind, draw, m, K, spread, *, tokens, draws, seed):
         return torch.full((draws, tokens), 8.0 / m, dtype=F64)
@@ -117,7 +118,7 @@ def test_crossing_is_interpolated(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["positive", "hyperbolic", "gerf"])
 def test_choice_is_sufficient(kind):
-    """The measured error is no larger than asked for, and not below a fifth of it, over all settings of a grid."""
+    """For all settings of a grid, the measured error is below the error asked for and above a fifth of it."""
     for K in (8, 64):
         for spread in (0.125, 0.25, 0.5, 1.0):
             for error in (0.1, 0.4):

@@ -37,7 +37,7 @@ def test_the_orders_are_equal_over_the_rationals(N, K, M, V):
     assert one == other
     assert all(isinstance(entry, Fraction) for row in one for entry in row)
     a, b, c, one = map(dense, (a, b, c, one))
-    # One order, half the bound; and four fractions became floats, u each: at most that much again, as K + M >= 2.
+    # One order errs by half the bound. Four fractions became floats, u each: at most as much again, as K + M >= 2.
     assert ((a @ (b @ c) - one).abs() <= 1.5 * associativity.rounding_bound(a, b, c)).all()
 
 
@@ -48,7 +48,7 @@ def test_the_orders_are_equal_for_symbols():
     assert associativity.product(row, other) == ((c * e + d * f,),)
     assert associativity.product(column, row) == ((a * c, a * d), (b * c, b * d))
     for (x,), (y,) in zip(inner, outer, strict=True):
-        assert x != y  # as they are written
+        assert x != y  # as written, not expanded
         assert sympy.expand(x - y) == 0
 
 
@@ -63,7 +63,7 @@ def test_causal_forms_are_equal_over_the_rationals(chunk):
 
 
 def test_a_division_by_row_sums():
-    """On whole numbers, where elu(x) + 1 is x + 1, the package's two forms give the fractions as well."""
+    """On whole numbers, where elu(x) + 1 is x + 1, the package's two forms also give these fractions."""
     g = generator(3)
     q, k = (tuple(map(tuple, torch.randint(0, 4, (6, 3), generator=g).tolist())) for _ in "qk")
     (v,) = fractions((6, 2))
@@ -92,14 +92,14 @@ def test_rounding_is_within_the_bound(dtype, N, K, M, V):
     assert found.changed > 0.5  # not associative bit for bit
     one, other, most = (a @ b) @ c, a @ (b @ c), associativity.rounding_bound(a, b, c)
     assert ((one.double() - other.double()).abs() <= most).all()
-    # Each order against the exact result, for which float64 stands in: half of the bound each.
+    # Each order is within half of the bound of the exact result, for which float64 stands in.
     if dtype == torch.float32:
         exact = a.double() @ b.double() @ c.double()
         assert all(((x.double() - exact).abs() <= most / 2 * (1 + 1e-6)).all() for x in (one, other))
 
 
 def test_the_bound_is_of_the_order_of_rounding():
-    """A wrong product, off by one part in a thousand, is far outside."""
+    """A product that is off by one part in a thousand is far outside the bound."""
     a, b, c = normal((32, 8), (8, 32), (32, 8))
     wrong = 1.001 * a @ (b @ c)
     assert ((wrong - (a @ b) @ c).abs() > associativity.rounding_bound(a, b, c)).double().mean() > 0.99
@@ -124,7 +124,7 @@ def test_flops_are_counted(N, K, M, V):
 
 
 def test_the_mechanism_takes_these_products():
-    """And one more a token, with a column of ones, for the normaliser."""
+    """And one more product a token, with a column of ones, for the normaliser."""
     N, K, V = 40, 8, 6
     cost = MECHANISMS["linear"].cost(1, N, 1, K, V)
     assert cost.forward == associativity.flops(N, K, N, V).right + 2 * N * K

@@ -37,7 +37,7 @@ def merged(one, x, weights):
 @pytest.mark.parametrize("form", ["fast", "reference"])
 @pytest.mark.parametrize("name", WITH)
 def test_outputs_are_the_weights_times_the_values(name, form):
-    """Also with padding, of which no query takes anything; gradients are those of the layer's own call."""
+    """Also with padding, which gets no weight from any query; gradients are those of the call without weights."""
     m, x, d_y = MECHANISMS[name], draw(B, N, D), draw(B, N, D, seed=2)
     one = layer(name, form=form)
     padding = torch.arange(N).expand(B, -1) >= torch.tensor([[N], [6]])
@@ -54,14 +54,14 @@ def test_outputs_are_the_weights_times_the_values(name, form):
             assert not weights[1, :, :, 6:].any()
         if m.causal:
             assert not weights.triu(1).any()
-        if not m.fitted:  # whose constants see of what passes a gradient another part
+        if not m.fitted:  # a fit's constants see another part of what passes a gradient
             for a, b in zip(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)), strict=True):
                 close(a, b)
 
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_without_weights_the_outputs_are_not_linear_in_the_values(name):
-    """And weights, or dropout of them, are refused by name."""
+    """And `need_weights`, or dropout of the weights, is refused by name."""
     one, call = layer(name), {"is_causal": True}
     gates = {gate: make(draw(B, N, D)) for gate, make in one.gates.items()}
     q, k, v = (draw(B, H, N, D // H, seed=seed) for seed in (3, 4, 5))
@@ -86,7 +86,7 @@ def test_weights_are_those_of_torch(masked):
     "cls", [partial(MultiheadAttention, num_kv_heads=1), StoppedAttention], ids=["grouped", "stopped"]
 )
 def test_dropout_leaves_out_a_share_of_the_weights(cls):
-    """While training alone. What is left is scaled; the outputs are those of what is left; x has a gradient of it."""
+    """Only in training. The remaining weights are scaled and make the outputs, and x gets a gradient through them."""
     one, plain = (cls(D, 4, dropout=p, generator=generator(), dtype=torch.float64) for p in (0.25, 0.0))
     x = draw(B, 40, D)
     assert torch.equal(one.eval()(x), plain(x))
@@ -99,7 +99,7 @@ def test_dropout_leaves_out_a_share_of_the_weights(cls):
     close(merged(one, x, weights), y)
     kept = weights != 0
     close(weights[kept], whole[kept] / 0.75)
-    # 12,800 weights are left out independently: five standard errors.
+    # 12,800 weights are left out independently of each other; the bound is five standard errors.
     assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
     leaf = x.clone().requires_grad_()
     one(leaf).square().sum().backward()
@@ -114,7 +114,7 @@ def test_dropout_in_a_block_and_a_model():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_from_torch_and_back(bias):
-    """Weights, biases, dropout and mode; the same outputs, and the same layer again. No number is drawn."""
+    """Weights, biases, dropout, mode and outputs are the same, also in the layer made back. No number is drawn."""
     theirs = nn.MultiheadAttention(D, H, 0.1, bias=bias, batch_first=True, dtype=torch.float64).eval()
     if bias:
         nn.init.normal_(theirs.in_proj_bias, generator=generator())

@@ -1,4 +1,4 @@
-"""What fits a budget: the layers' declared costs, bounds on several figures, what is left out, order, errors."""
+"""What fits a budget: declared costs of layers, bounds on several figures, what is left out, order, errors."""
 
 import pytest
 from refusals import refuses
@@ -10,7 +10,7 @@ from ortho.cost.budgets import FIGURES
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_bound_all_that_serve_the_call(causal):
-    """The cheapest first; each with its layer's cost, of which every figure is a number."""
+    """The cheapest comes first; each has its layer's cost, in which every figure is a number."""
     found = choose(48, 24, 1e30, num_heads=4, batch=2, causal=causal, itemsize=8)
     assert {one.attention for one in found} == {
         name for name, m in MECHANISMS.items() if (m.causal if causal else m.bidirectional)
@@ -24,7 +24,7 @@ def test_without_a_bound_all_that_serve_the_call(causal):
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_bound_is_kept_and_reached(figure):
-    """At each cost that there is: those that cost no more are listed, those that do are not."""
+    """For each cost that occurs as the bound: mechanisms that cost no more are listed, others are not."""
     every = {one.attention: getattr(one.cost, figure) for one in choose(64, 16, {figure: 1e30}, num_heads=2)}
     for most in sorted(set(every.values()))[::5]:
         found = [one.attention for one in choose(64, 16, {figure: most}, num_heads=2)]

@@ -1,7 +1,8 @@
-"""`torch.compile` as a user writes it: at one length after the other, a training step included, the result is right.
+"""`torch.compile` as a user calls it gives the right result at one length after the other, training step included.
 
-To compile takes seconds, most of them for sizes that are symbols. Of each kind of code one is compiled with these, and
-of each way to compute one at a single length; with ORTHO_TESTS=all, as in the nightly run, all are with symbols.
+Compiling takes seconds, most of them for symbolic sizes. By default one case of each kind of code is compiled with
+symbolic sizes, and one of each further way to compute at a single length. With ORTHO_TESTS=all, as in the nightly run,
+all are compiled with symbolic sizes.
 """
 
 import copy
@@ -15,14 +16,14 @@ from ortho import MECHANISMS
 
 pytestmark = [
     pytest.mark.unchecked,
-    # Of what PyTorch does itself while it compiles.
+    # Warnings about what PyTorch itself does while it compiles.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
-# A kernel of PyTorch's, kernels of ours in chunks, parts that are chosen; a layer of PyTorch's, heads of several kinds.
+# A kernel of PyTorch's, our kernels in chunks, selected tilings; a layer of PyTorch's, heads of several kinds.
 FEW = ["softmax, fast", "linear, fast", "top-k, fast", "frozen torch", "stopped heads"]
-# By autograd in chunks, parts of several kinds, parts of a pattern.
+# Autograd in chunks, tilings of several kinds, tilings of a pattern.
 AT_ONE_LENGTH = ["fox, fast", "nsa, fast", "language model, window"]
-# In tiles, kernels of ours with maps and with gates, every kind of layer and of model.
+# Tiles, our kernels with feature maps and with gates, every kind of layer and of model.
 IN_ONE_GRAPH = [
     *("flash, fast", "favor, fast", "gated-delta, fast", "synthesizer dot-product"),
     *("frozen projection", "padded", "exchanged", "structured-stopped heads", "rotary heads", "linear heads"),
@@ -39,7 +40,7 @@ def afresh():
 
 
 def step(call, module, given, kwargs):
-    """Outputs and gradients, of operands and parameters, and a step by these."""
+    """Outputs, and gradients of operands and parameters; the parameters are then changed by a step of SGD."""
     operands = [x.clone().requires_grad_(x.is_floating_point()) for x in given]
     module.zero_grad()
     y = call(*operands, **kwargs)
@@ -53,8 +54,8 @@ def step(call, module, given, kwargs):
 
 
 def agree(name, compiler, lengths=(5, 9, 13)):
-    """Shapes become dynamic at the second length. The same float64 sums in another order: some 1e3 terms of 1e-16, a
-    thousandfold for scores' exponentials and fits."""
+    """Compiled and plain steps agree; shapes become dynamic at the second length. The tolerance is for the same float64
+    sums in another order: about 1e3 terms of 1e-16, times a thousand for exponentials of scores and for fits."""
     torch.manual_seed(0)
     make, given = CASES[name]
     plain = make()
@@ -76,13 +77,13 @@ def test_lengths_one_after_the_other(name):
 
 @pytest.mark.parametrize("name", IN_ONE_GRAPH)
 def test_without_a_graph_break(name):
-    """The checks that read values step aside while compiling."""
+    """Checks that read values are skipped while compiling."""
     agree(name, lambda module: torch.compile(module, backend="eager", fullgraph=True), lengths=(5,))
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT if WHOLE else BY_DEFAULT[:1])
 def test_by_default(name, tmp_path, monkeypatch):
-    """With code of its own, for which a compiler of C++ is needed."""
+    """The default backend generates code, for which it needs a C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -95,7 +96,7 @@ def test_by_default(name, tmp_path, monkeypatch):
 
 
 def second(attend, causal, power):
-    """Derivatives of the first derivatives' squares; the message, where they are refused."""
+    """The derivatives of the sum of squared first derivatives; or the message, if they are refused."""
     operands = [
         torch.randn(1, 1, 6, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64, requires_grad=True)
         for i in range(3)
@@ -109,15 +110,15 @@ def second(attend, causal, power):
         return str(error)
 
 
-# Refused by each of two kernels, served by autograd and by tiles; one of each kind with an upstream that is a constant.
+# Two kernels that refuse them; autograd and tiles, which serve them. Power 1 makes the upstream gradient a constant.
 TWICE = [("linear", 1), ("delta-product", 2), ("fox", 2), ("window", 1)]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"] if WHOLE else ["eager"])
 @pytest.mark.parametrize(("name", "power"), [(name, n) for name in MECHANISMS for n in (1, 2)] if WHOLE else TWICE)
 def test_second_derivatives(name, power, backend):
-    """What is refused is refused compiled, also where the backward pass is a traced one that runs as it is, and the
-    upstream gradient is a constant; what is served is the same, or refused by PyTorch."""
+    """What is refused uncompiled is also refused compiled, even if the traced backward pass runs as it is and the
+    upstream gradient is a constant. What is served uncompiled gives the same compiled, or is refused by PyTorch."""
     m = MECHANISMS[name]
     plain = second(m.fast, m.causal, power)
     found = second(torch.compile(m.fast, backend=backend), m.causal, power)

@@ -1,4 +1,4 @@
-"""The published models: their parameters, what a step of them costs, and what it holds, byte by byte."""
+"""The published models: their parameters, what a training step costs, and the memory it holds, byte by byte."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def nbytes(tensors):
 
 
 def test_published_parameters():
-    """As the papers' released models have them: with the pooler, with the tied read-out once, with 1000 classes."""
+    """Those of the papers' released models: with the pooler, with the tied read-out once, with 1000 classes."""
     published = {"BERT-base": 109_482_240, "GPT-2 medium": 354_823_168, "ViT-Base": 86_567_656}
     assert {name: at.parameters for name, at in CONFIGURATIONS.items()} == published
     for at in CONFIGURATIONS.values():
@@ -36,7 +36,7 @@ def test_published_parameters():
             built, declared = at.build(projection=projection, device="meta"), at.cost(1, projection=projection)
             trained, frozen = (sum(t.numel() for t in part) for part in (built.parameters(), built.buffers()))
             assert (trained, frozen) == (declared.trained, declared.frozen)
-            if not projection.startswith("structured"):  # whose signs stand for matrices
+            if not projection.startswith("structured"):  # their signs stand for matrices
                 assert trained + frozen == at.parameters
                 assert frozen == (0 if projection == "learned" else 2 * at.L * at.d * (at.d + 1))
 
@@ -66,7 +66,7 @@ def test_costs(name, projection, form):
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_parts_of_a_step(name, projection, form):
-    """Against the closed form of the layer and by hand: what looks up has no products, patches have no gradient."""
+    """The parts equal the layer's closed form and sums by hand: look-ups have no products, patches no gradient."""
     at, B = CONFIGURATIONS[name], 3
     options = {"projection": projection, "form": form}
     parts = at.step_by_part(B, **options)

@@ -1,4 +1,4 @@
-"""Declared = counted, exactly, over a grid of sizes and all variants; the orders of growth; the counter itself."""
+"""Declared costs equal counted ones exactly, over a grid of sizes and all variants; orders of growth; the counter."""
 
 from functools import partial
 from itertools import product
@@ -15,9 +15,10 @@ from ortho.cost import big_o as sym
 from ortho.cost.big_o import big_o, constants, order, symbolic
 from ortho.cost.counting import OperationCounter, optimiser_bytes
 
-# What a mechanism costs depends on the projection by whether queries and keys want a gradient; what a projection costs,
-# on no mechanism. So each mechanism has one that passes the gradient and one that stops it, and each projection three
-# mechanisms; where the backward pass is not what is tested, the former one is enough.
+# The cost of a mechanism depends on the projection only by whether queries and keys need a gradient; the cost of a
+# projection does not depend on the mechanism. So each mechanism is tested with one projection that passes the gradient
+# and one that stops it, and each projection with three mechanisms. Where the backward pass is not what is tested, the
+# projection that passes the gradient is enough.
 VARIANTS = [
     (projection, name, form, causal)
     for projection, name, form, causal in product(PROJECTIONS, MECHANISMS, ["reference", "fast"], [False, True])
@@ -25,7 +26,7 @@ VARIANTS = [
     and (projection in ("learned", "stopped") or name in ("softmax", "linear", "window"))
 ]
 FEW = [variant for variant in VARIANTS if variant[0] != "stopped" or variant[1] in ("softmax", "linear", "window")]
-DTYPES = [torch.float32, torch.float64]  # in turn: with the input's gradient and without, each size has both
+DTYPES = [torch.float32, torch.float64]  # in turn: each size has both, one with the input's gradient and one without
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ DTYPES = [torch.float32, torch.float64]  # in turn: with the input's gradient an
 )
 def test_layer(projection, attention, form, causal, input_grad):
     variant = {"projection": projection, "attention": attention, "form": form}
-    # Two sizes in turn: each mechanism has both.
+    # Two sizes in turn, so that each mechanism has both.
     chosen = range(5) if WHOLE else [4 if (form == "fast") == causal else 1]
     for number, (B, N, d, H) in ((number, SIZES[number]) for number in chosen):
         dtype = DTYPES[(number + input_grad) % 2]
@@ -100,7 +101,7 @@ def test_decode(projection, attention, form):
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 def test_recompute(projection):
-    """Keeping the input alone: the forward pass runs once more, and one input is saved."""
+    """Only the input is kept: the forward pass runs once more, and one input is saved."""
     block, declared = TransformerBlock(16, 4, projection=projection), cost.block(2, 9, 16, 4, projection=projection)
     x = torch.zeros(2, 9, 16, requires_grad=True)
     # Left to itself PyTorch stops recomputing at the last saved tensor, one product short of the full pass.
@@ -119,8 +120,8 @@ def test_optimiser(projection):
     assert optimiser_bytes(optimiser) == cost.block(1, 3, 16, 4, projection=projection).optimiser_bytes
 
 
-# FLOPs of the backward pass in (N d^2, N^2 d), by hand: 2 a product of a weight's gradient or of a gradient into x;
-# 8, 8 and 2 are four, four and one products of N^2 d multiply-adds. With the fused kernel there are always five.
+# FLOPs of the backward pass in (N d^2, N^2 d), by hand: 2 for each product that gives a weight's gradient or a gradient
+# of x. In N^2 d, 8 or 2 are four or one products of multiply-adds; the fused kernel always has five.
 @pytest.mark.parametrize(
     ("projection", "input_grad", "by_hand"),
     [
@@ -140,7 +141,7 @@ def test_backward_by_hand(projection, input_grad, by_hand):
 
 
 def test_formulas_equal_counts():
-    """A closed form with the sizes put in is the closed form called with them."""
+    """A symbolic closed form with the sizes substituted equals the closed form called with the sizes."""
     for kwargs in ({}, {"causal": True}, {"form": "reference", "projection": "stopped"}):
         formula = symbolic(cost.block, **kwargs)
         numbers = cost.block(1, 48, 24, 3, **kwargs)

@@ -1,4 +1,4 @@
-"""What is counted from running code: operations, bytes kept and allocated; traffic between two memories, by loops."""
+"""Counts from running code: operations, bytes kept and allocated; memory traffic, compared with explicit loops."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from ortho.cost.counting import Allocations, OperationCounter, count_step, saved
 
 
 def test_pytorch_counter_agrees_on_products():
-    """On the materialised form both counters see the same products; the fused CPU kernel only ours sees."""
+    """Both counters see the same products in the materialised form; only ours sees the fused CPU kernel."""
     x = torch.zeros(2, 7, 12, requires_grad=True)
     for form, seen in (("reference", True), ("fast", False)):
         layer = MultiheadAttention(12, 3, form=form)
@@ -52,7 +52,7 @@ def counted(call):
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_in_place_counts_as_what_it_computes(name):
-    """Under the same name: an operation a number, wherever the result is put."""
+    """Under the same name: one operation for each number, wherever the result is written."""
     arguments = ELEMENTWISE[name]
     expected = {}, {name: 12}
     assert counted(lambda: getattr(torch.ones(3, 4), name)(*arguments)) == expected
@@ -76,7 +76,7 @@ def test_what_only_writes_is_free():
 
 
 def test_what_has_no_rule_is_an_error():
-    """In place too: no name is taken for another one's."""
+    """Also in place; a name is never taken for a similar one."""
     with pytest.raises(RuntimeError, match="no rule for aten.sort"), OperationCounter():
         torch.zeros(3).sort()
     with pytest.raises(RuntimeError, match="no rule for aten.scatter"), OperationCounter():
@@ -91,7 +91,7 @@ def test_what_is_added_at_some_places_counts():
 
 
 def test_eigenvalues():
-    """A constant times n^3 for each matrix of a batch, whatever is in it (Golub & Van Loan 2013)."""
+    """A constant times n^3 for each matrix of a batch, whatever its entries (Golub & Van Loan 2013)."""
     for lead, n in (((), 4), ((2, 3), 5)):
         flops, elementwise = counted(lambda: torch.linalg.eigh(torch.eye(n).expand(*lead, n, n)))  # noqa: B023
         assert list(flops.values()) == [9 * n**3 * (6 if lead else 1)] and not elementwise
@@ -103,7 +103,7 @@ def test_eigenvalues():
 def test_each_storage_counts_once_while_it_exists():
     given = torch.zeros(1000)
     with Allocations() as memory:
-        view = given[:10].reshape(2, 5)  # of memory that was there before
+        view = given[:10].reshape(2, 5)  # a view of memory that existed before
         assert memory.live == 0
         one = given + 1  # 4000 bytes
         part = one[5:]
@@ -123,14 +123,14 @@ def test_what_autograd_keeps_exists():
     x = torch.zeros(1000, requires_grad=True)
     with Allocations() as memory:
         y = x.exp().sin().sum()
-        assert memory.live == 4004  # the exponential serves both gradients, the sine none
+        assert memory.live == 4004  # the exponential is needed for both gradients, the sine for none
         (gradient,) = torch.autograd.grad(y, x)
         del y
         assert memory.live == gradient.nbytes
 
 
 def _by_the_allocator(step):
-    """(peak, largest) of all blocks that PyTorch's allocator hands out and takes back, by its profiler."""
+    """(peak, largest) of all blocks that PyTorch's allocator gives out and takes back, from PyTorch's profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = profiler.profiler.kineto_results.events()
@@ -140,7 +140,7 @@ def _by_the_allocator(step):
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "favor", "aderf"])
 def test_the_count_is_the_allocator_s(name):
-    """Up to scalars; the reference of softmax, as its fused kernel takes blocks that no tensor has."""
+    """Equal up to scalars; softmax in its reference form, as its fused kernel takes blocks that no tensor has."""
     mechanism = MECHANISMS[name]
     attention = mechanism.reference if name == "softmax" else mechanism.fast
     g = torch.Generator().manual_seed(0)
@@ -186,8 +186,8 @@ def blocks(N, size):
 
 
 def by_columns(N, d, M):
-    """Four blocks of M / 4d rows of d numbers fill the memory, so that what algorithm 1 holds besides, the scores of a
-    tile and two numbers a row, is left out, as its authors do."""
+    """Four blocks of M / 4d rows of d numbers fill the memory. Algorithm 1 also holds the scores of a tile and two
+    numbers a row; these are left out here, as its authors leave them out."""
     memory, tile = Memory(M), costs.columns_first_tile(d, M)
     memory.store(N * (d + 2))  # outputs 0, maxima -inf, sums 0
     for columns in blocks(N, tile.columns):
@@ -218,19 +218,19 @@ def test_closed_forms(N, d, M):
 
 
 def test_three_passes():
-    """Two matrices of N^2 numbers, written once and read once each; queries, keys, values and outputs once."""
+    """Two matrices of N^2 numbers are each written once and read once; queries, keys, values and outputs move once."""
     assert materialised(7, 3).total == 4 * 7 * 7 + 4 * 7 * 3
 
 
 @pytest.mark.parametrize(("traffic", "constant"), [(columns_first, 12), (rows_first, 4)])
 def test_leading_orders(traffic, constant):
-    """N^2 d^2 / M times a constant: two numbers or three beside the d of a row are .006 of it, and 2 d of M .0005."""
+    """A constant times N^2 d^2 / M. Left out are two numbers a row beside d (.006 of it) and 2 d beside M (.0005)."""
     N, d, M = 2**22, 256, 2**20
     assert traffic(N, d, M).total == pytest.approx(constant * N * N * d * d / M, rel=0.01)
 
 
 def test_a_memory_for_all():
-    """From M of the order of N d on, everything is read once."""
+    """If M is of the order of N d or more, everything is read once."""
     N, d = 128, 8
     assert rows_first(N, d, 3 * N * d) == Traffic(3 * N * d, N * (d + 1))
 

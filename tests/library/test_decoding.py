@@ -1,4 +1,4 @@
-"""Caches: what is read piece by piece is what the whole gives; what is held, and what a token costs; errors."""
+"""Caches: reading piece by piece gives the outputs of the whole; memory held; the cost of a token; errors."""
 
 from itertools import pairwise, product
 
@@ -43,7 +43,7 @@ PATTERNS = {
 }
 LENGTH = 40
 CUTS = {"tokens": range(LENGTH + 1), "pieces": (0, 7, 8, 9, 21, 22, LENGTH), "whole": (0, LENGTH)}
-# Sums of at most 1e3 rounded products in another order, magnified by exponentials of scores up to 20 (see
+# Sums of at most 1e3 rounded products in another order, with errors magnified by exponentials of scores up to 20 (see
 # tests/library/test_properties.py); a wrong term would show at 1e-2.
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -63,8 +63,8 @@ def in_pieces(cache, operands, cuts, **kwargs):
 
 @pytest.mark.parametrize(("name", "form", "cuts"), some(product(CAUSAL, FORMS, CUTS.values()), 2))
 def test_pieces_give_what_the_whole_gives(name, form, cuts):
-    """In a layer, which makes a mechanism's gates; also where three heads of queries share one of keys, and so where
-    tokens come one by one. A copy of the cache reads on by itself."""
+    """Tested in a layer, which makes a mechanism's gates; also where three heads of queries share one head of keys, as
+    always where tokens come one by one. A copy of the cache reads on independently."""
     x = draw(2, LENGTH, 24)
     for shared in (6, 2) if len(cuts) < LENGTH else (2,):
         generator = torch.Generator().manual_seed(1)
@@ -88,7 +88,7 @@ def cache_of(pattern, capacity, form="fast"):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_a_ring_forgets_nothing_that_is_read(pattern, form, cuts):
-    """Patterns that reach less far than the sequence is long: the ring turns several times."""
+    """The patterns reach less far than the sequence is long, so that the ring turns several times."""
     q, k, v = qkv()
     expected = pattern_mechanism("under test", pattern, "").form(form)(q, k, v, is_causal=True)
     cache, _ = cache_of(pattern, LENGTH, form)
@@ -97,7 +97,7 @@ def test_a_ring_forgets_nothing_that_is_read(pattern, form, cuts):
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_what_is_remembered_is_what_is_read(pattern):
-    """No key beyond the first few and the last few is read by anyone, and of the last few the farthest is."""
+    """No query reads a key beyond the first few and the last few; the farthest of these is read."""
     mask = pattern.mask(LENGTH, is_causal=True)
     i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
     remembered = pattern.remembered()
@@ -121,7 +121,7 @@ def test_a_ring_reads_without_end(pattern):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_counted(name):
-    """FLOPs of each token, and bytes held by a cache with room for no more, as declared; heads are shared or not."""
+    """FLOPs of each token, and bytes of a cache that is exactly full, are as declared, with shared heads or not."""
     for shared, lengths in ((4, range(1, 10)), (1, (1, 9))):
         mechanism = MECHANISMS[name]
         gates = {
@@ -140,13 +140,13 @@ def test_counted(name):
 
 
 def _tokens(gate, start, stop):
-    """Of a gate's numbers (B, H, N) or (B, H, N, ...) those of some tokens."""
+    """The numbers of some tokens, from a gate (B, H, N) or (B, H, N, ...)."""
     return gate[:, :, start:stop]
 
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_step_does_not_know_how_long_it_has_read(name):
-    """FLOPs and bytes, which `test_counted` counts, are declared as the same at every length."""
+    """The declared FLOPs and bytes, which `test_counted` counts, are the same at every length."""
     N = sp.Symbol("N", positive=True)
     symbolic = decoded(name, 1, N, 2, 6, 6)
     assert not {N} & (sp.sympify(symbolic.forward).free_symbols | sp.sympify(symbolic.nbytes).free_symbols)
@@ -162,7 +162,8 @@ def test_kinds():
 
 
 def test_grouped_queries_divide_the_bytes():
-    """The cache of one head of keys for eight of queries takes an eighth; the window's is as large at any length."""
+    """One head of keys for eight of queries takes an eighth of the bytes; a window's cache has one size at all
+    lengths."""
     whole, shared = (decoded("softmax", 1, 4096, 8, 64, 64, num_kv_heads=G) for G in (8, 1))
     assert (whole.nbytes, whole.forward) == (8 * shared.nbytes, shared.forward)
     assert whole.nbytes == 2 * 8 * 64 * 4096 * 4
@@ -174,7 +175,7 @@ def test_grouped_queries_divide_the_bytes():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window", "linear", "delta"])
 def test_half_precision(name, dtype):
-    """Outputs are averages of values of size 1, rounded to the dtype at most a few times."""
+    """Outputs are averages of values of size 1, and rounded to the dtype only a few times."""
     q, k, v = (x.to(dtype) for x in qkv(shared=2))
     spread = [x.repeat_interleave(2, 1) for x in (k, v)]
     got = in_pieces(new_cache(name, LENGTH), (q, k, v), CUTS["tokens"])
@@ -216,7 +217,7 @@ def test_a_model_reads_on(attention):
 
 
 def test_generate():
-    """At temperature 0 each token is the likeliest behind those before it; drawn ones depend on the generator alone."""
+    """At temperature 0 each token is the likeliest after those before it; drawn ones depend on the generator alone."""
     one = model()
     tokens = torch.randint(13, (3, 4), generator=torch.Generator().manual_seed(1))
     greedy = one.generate(tokens, 12, temperature=0.0)
@@ -229,7 +230,7 @@ def test_generate():
 
 
 def change(names, function):
-    """A call that is handed something else in place of its q, k and v."""
+    """A call in which some of q, k and v are replaced by `function` of them."""
     return lambda call, *qkv: call(*(function(x) if name in names else x for name, x in zip("qkv", qkv, strict=True)))
 
 
@@ -279,12 +280,12 @@ def test_a_refused_token_leaves_the_cache_as_it_was(name, refused):
 
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window"])
 def test_first_tokens_that_are_refused_leave_nothing(name):
-    """By the kernel, which wants values as wide as keys; then come others, of another dtype."""
+    """The kernel refuses them, as it needs values as wide as keys; then other tokens come, of another dtype."""
     q, k, v = qkv(length=5)
     cache = new_cache(name, 9)
     for piece in (slice(0, 1), slice(0, 5)):
         tokens = [x[..., piece, :] for x in (q, k, v[..., :4])]
-        if name != "window" or piece.stop == 1:  # whose own form takes them
+        if name != "window" or piece.stop == 1:  # its own form takes them
             refuses("v: expected width 6 like q, for the fused kernel", cache.attend, *tokens)
     assert cache.length == 0
     q, k, v = (x.float() for x in (q, k, v))
@@ -310,7 +311,7 @@ def test_a_piece_that_fails_leaves_the_ring_as_it_was(pattern):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_what_was_read_is_the_callers_again(name):
-    """A buffer that tokens were given in may be used for the next ones."""
+    """The caller may reuse a buffer of tokens for the next tokens."""
     mechanism = MECHANISMS[name]
     gates = {gate: make(24, 4)(draw(2, 9, 24, dtype=torch.float32)).detach() for gate, make in mechanism.gates.items()}
     q, k, v = qkv(length=9, dtype=torch.float32)

@@ -25,7 +25,7 @@ def error_of(*args, **gates):
     [(1, 3, 1.0, 1.0), (2, 5, 1.0, 1.0), (4, 12, 1.0, 1.0), (4, 12, 0.6, 1.0), (4, 6, 2.0, 1.0), (6, 14, 1.5, 0.9)],
 )
 def test_drawn_errors_have_the_expected_mean(memory, K, pairs, beta, decay):
-    """100 means in all, each beyond SIGMAS with probability 1e-5: 1 false alarm in 1,000 seeds."""
+    """100 means in all, each beyond SIGMAS with probability 1e-5: a false alarm in 1 of 1,000 seeds."""
     gates = {"beta": beta, "decay": decay}
     found = delta_memory.sampled_errors(memory, K, pairs, draws=4000, generator=generator(), **gates)
     for age, error in enumerate(found):
@@ -40,7 +40,7 @@ def test_drawn_errors_have_the_expected_mean(memory, K, pairs, beta, decay):
 
 @pytest.mark.parametrize("memory", ["linear", "delta"])
 def test_the_product_with_the_own_value_has_the_expected_mean(memory):
-    """8 means: 1 false alarm in 12,500 seeds."""
+    """8 means, each beyond SIGMAS with probability 1e-5: a false alarm in 1 of 12,500 seeds."""
     gates = {"beta": 0.8, "decay": 0.95}
     k = unit_keys(4000, 8, 4, generator=generator())
     v = torch.randn(4000, 8, 16, generator=generator(1), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_the_product_with_the_own_value_has_the_expected_mean(memory):
 
 @pytest.mark.parametrize("memory", ["linear", "delta"])
 def test_the_best_multiple_of_the_answers(memory):
-    """No other has a smaller error, and the linear memory's is that of a Wiener filter."""
+    """No other multiple has a smaller error, and the linear memory's error is that of a Wiener filter."""
     K, pairs = 8, 12
     found = [delta_memory.expected_answer(memory, K, pairs, age) for age in range(5)]
     own, square = (sum(values) / 5 for values in zip(*found, strict=True))
@@ -63,12 +63,12 @@ def test_the_best_multiple_of_the_answers(memory):
 
 
 def test_by_hand():
-    """One dimension, keys of +1 or -1: the delta rule knows the last value, and takes it, or its negative, for all."""
+    """In one dimension keys are +1 or -1: the delta rule answers every key with the last value or its negative."""
     assert error_of("delta", 1, 3, 0) == 0
     for age in (1, 2):
         assert error_of("delta", 1, 3, age) == pytest.approx(2)
         assert error_of("linear", 1, 3, age) == 2
-    # Two pairs in two dimensions, the first asked for: (1 - w_1)^2 + w_2^2 with w_1 = sin^2 and w_2 = cos of the angle.
+    # Two pairs in two dimensions, query for the first: (1 - w_1)^2 + w_2^2 with w_1 = sin^2 and w_2 = cos of the angle.
     assert error_of("delta", 2, 2, 1) == pytest.approx(3 / 8 + 1 / 2)
 
 
@@ -83,7 +83,7 @@ def test_the_printed_forms(K):
 
 
 def test_a_decay_bounds_the_error_of_the_oldest():
-    """1 for what is lost, and what the last pairs leave: their weights' squares sum to 1 / K / (1 - decay^2 rho)."""
+    """The error is 1 for the lost value plus the sum of the later pairs' squared weights, 1 / K / (1 - decay^2 rho)."""
     K, decay = 16, 0.9
     rest = 1 / K / (1 - decay**2 * (1 - 1 / K))
     assert error_of("delta", K, 2000, 1500, decay=decay) == pytest.approx(1 + rest)
@@ -91,7 +91,7 @@ def test_a_decay_bounds_the_error_of_the_oldest():
 
 
 def test_orthonormal_keys_are_recalled_by_both():
-    """But for rounding: K = 16 terms."""
+    """Exact up to rounding of K = 16 terms."""
     k = torch.linalg.qr(torch.randn(16, 16, generator=generator(), dtype=torch.float64))[0]
     v = torch.randn(16, 3, generator=generator(1), dtype=torch.float64)
     for memory in ("linear", "delta"):
@@ -113,7 +113,7 @@ def test_capacity_is_the_last_number_below_the_error(memory):
         pairs = delta_memory.capacity(memory, K, error)
         assert delta_memory.mean_error(memory, K, pairs) <= error < delta_memory.mean_error(memory, K, pairs + 1)
     assert delta_memory.capacity("linear", 64, 0.5) == 33
-    assert delta_memory.capacity("linear", 64, 0.1, beta=0.5) == 0  # even one pair is answered with half of its value
+    assert delta_memory.capacity("linear", 64, 0.1, beta=0.5) == 0  # even a single pair gives only half of its value
 
 
 # -------------------------------------------------------------------------------------------------------- narrow states
@@ -125,13 +125,13 @@ STEPS, WIDTH = 4096, 8
 
 @pytest.fixture(scope="module")
 def run():
-    """(operands, marks, exact memories), of a length that takes a second."""
+    """(operands, marks, exact memories), at a length that takes a second."""
     x, at = operands(STEPS, WIDTH, STRENGTHS, generator=torch.Generator().manual_seed(0)), delta_memory.marks(STEPS, 5)
     return x, at, delta_memory.chunked(x, at, torch.float64)
 
 
 def test_rounding_error():
-    """Against normal numbers, 2e6 of them: a relative standard error of some 1e-3 each; four times that is allowed."""
+    """Measured on 2e6 normal numbers, with a relative standard error of about 1e-3; four times that is allowed."""
     x = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 24)):
         y = x if dtype == torch.float32 else x.float().double()  # a second rounding, far below the first
@@ -140,14 +140,14 @@ def test_rounding_error():
 
 
 def test_expected_error_is_its_recursion():
-    """e <- r e + u^2 s with s <- r s + 1, for strengths whose r is known by hand."""
+    """The recursion is e <- r e + u^2 s with s <- r s + 1, for strengths with r known by hand."""
     for strengths, r in (((1.0, 1.0), 1 - 1 / WIDTH), ((0.0, 2.0), 1 - 2 / 3 / WIDTH), ((2.0, 2.0), 1.0)):
         e = s = 0.0
         for _ in range(50):
             s = r * s + 1
             e = r * e + delta_memory.rounding_error(8) ** 2 * s
         assert delta_memory.expected_error(strengths, WIDTH, 50, 8) == pytest.approx((e / s) ** 0.5)
-    # Rounded once a chunk: as many roundings, with the chunk's decay between them.
+    # Rounded once per chunk: the same number of roundings, with a chunk's decay between them.
     assert delta_memory.expected_error((2.0, 2.0), WIDTH, 640, 8, every=64) == delta_memory.expected_error(
         (2.0, 2.0), WIDTH, 10, 8
     )
@@ -156,16 +156,16 @@ def test_expected_error_is_its_recursion():
 def test_exact_memories_are_the_recurrence(run):
     x, at, exact = run
     k, v, beta = (operand[:, : at[1]].double() for operand in x)
-    k = torch.nn.functional.normalize(k, dim=-1)  # float32's unit keys are some 1e-8 too long for float64's check
+    k = torch.nn.functional.normalize(k, dim=-1)  # float32's unit keys are about 1e-8 too long for float64's check
     _, (S,) = MECHANISMS["delta"].reference(k, k, v, beta=beta, normalise=False, return_state=True)
     torch.testing.assert_close(exact[1], S, rtol=0, atol=1e-4)
 
 
 def test_errors_are_as_derived(run):
-    """bfloat16's roundings of the memory are all there is to see: within 2, where chance moves errors by about 1/WIDTH.
+    """In bfloat16 only roundings of the memory matter: within a factor of 2, as chance moves errors by about 1/WIDTH.
 
-    float32's arithmetic rounds as finely as its state: within 2.5 for a step at a time. A chunk sums up products of
-    many tokens, of alternating sign at beta = 2: above what is derived, by less than 30 times.
+    float32's arithmetic rounds as finely as its state: within a factor of 2.5 for one step at a time. A chunk sums
+    products of many tokens, with alternating signs at beta = 2: less than 30 times the derived error.
     """
     x, at, exact = run
     single, narrow = (
@@ -184,8 +184,8 @@ def test_errors_are_as_derived(run):
             by_step = delta_memory.expected_error(strengths, WIDTH, steps, 24)
             assert 0.5 < single[i, run_number] / by_step < 2.5
             assert 0.5 < single_chunks[i, run_number] / by_step < 30
-    assert narrow[-1, 0] < 2 * narrow[0, 0]  # errors die out
-    assert narrow[-1, 2] > 3 * narrow[0, 2]  # and do not at beta = 2
+    assert narrow[-1, 0] < 2 * narrow[0, 0]  # errors decay
+    assert narrow[-1, 2] > 3 * narrow[0, 2]  # but not at beta = 2
 
 
 def test_marks():
@@ -209,7 +209,7 @@ def tracked(name, form, operands):
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_parity_is_exact(form):
-    """Products of 1 and -1 and sums with 0: no rounding."""
+    """The outputs are products of 1 and -1 and sums with 0, without rounding."""
     bits = numbers(2)
     o = tracked("delta", form, delta_memory.parity_operands(bits))[..., 0]
     signs = 1 - 2 * (bits.cumsum(-1) % 2)
@@ -220,7 +220,8 @@ def test_parity_is_exact(form):
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize("m", [2, 3, 5, 12])
 def test_counting_round_a_circle(form, m):
-    """Each step is off by a few eps of the circle's radius; a count is misread at half a turn by m, pi/12 at least."""
+    """Each step is off by a few eps of the circle's radius; a count is misread only if off by half a turn by m, pi/12
+    at least."""
     steps = numbers(m)
     o = tracked("delta-product", form, delta_memory.counter_operands(steps, m))
     sums = steps.cumsum(-1) % m
@@ -231,7 +232,7 @@ def test_counting_round_a_circle(form, m):
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, 1.7, 2.0])
 def test_a_repeated_token(beta):
-    """The closed form is the recurrence's, for a key of any length."""
+    """The closed form equals the recurrence, also for a key that is not of unit length."""
     g = generator()
     S, v, q = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((4, 3), (3,), (4,)))
     k = 0.8 * torch.nn.functional.normalize(torch.randn(4, generator=g, dtype=torch.float64), dim=0)
@@ -247,7 +248,7 @@ def test_a_repeated_token(beta):
 
 
 def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
-    """Random tokens, memories, read-outs and thresholds; beyond 1 the same search finds any number of changes."""
+    """For random tokens, memories, read-outs and thresholds; for beta above 1 the same search finds many changes."""
     g, steps = generator(), 60
     most = dict.fromkeys((0.2, 0.9, 1.0, 1.9), 0)
     for beta in most:
@@ -257,7 +258,7 @@ def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
             o = delta_memory.repeat(q, k / k.norm(), v, beta, S, steps) @ torch.randn(
                 4, 5, generator=g, dtype=torch.float64
             )
-            # Thresholds between two values that occur, so that no rounding decides.
+            # Thresholds lie between two values that occur, so that rounding does not decide.
             values = o.sort(0).values
             gap = torch.randint(steps, (5,), generator=g)
             threshold = (values[gap, range(5)] + values[gap + 1, range(5)]) / 2
@@ -268,7 +269,7 @@ def test_a_threshold_changes_sides_once_without_negative_eigenvalues():
 
 
 def test_the_most_that_one_change_of_sides_gets_right():
-    """By trying them all."""
+    """The closed form equals the best of all guesses that change sides once."""
     for count in range(1, 12):
         labels = [t % 2 for t in range(count)]
         best = 0

@@ -1,6 +1,6 @@
 """Several keys a token: DeltaProduct's steps of the delta rule, low-rank sums; their gates, costs, and errors.
 
-`test_properties.py` and `test_cost.py` hold it with two steps to all that holds for every mechanism.
+`test_properties.py` and `test_cost.py` test it, with two steps, for everything that holds for every mechanism.
 """
 
 from functools import partial
@@ -45,7 +45,7 @@ def operands(steps, *, length=N, seed=0, requires_grad=False):
 
 
 def spread(x):
-    """The same as operands of the delta rule: a row a step, each token's query at all of its steps."""
+    """The same operands for the delta rule: one row for each step, with each token's query at all of its steps."""
     steps = x["beta"].shape[-1]
     long = {"q": x["q"].repeat_interleave(steps, -2), "beta": x["beta"].flatten(-2)}
     for first, later in (("k", "more_keys"), ("v", "more_values")):
@@ -58,7 +58,7 @@ def spread(x):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_it_is_the_delta_rule_on_a_longer_sequence(attend, steps, causal):
-    """Read after each token's last step, with all gradients; from an empty memory, and from a full one."""
+    """Outputs, read after each token's last step, and all gradients; from an empty memory and from a full one."""
     x = operands(steps, requires_grad=True)
     S = torch.randn(B, H, K, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for state in (None, (S,)):
@@ -86,7 +86,7 @@ def test_without_gates_it_is_the_delta_rule(attend):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_low_rank_sums(attend, steps, causal):
-    """S + U V^T, of the token's own keys and values; with all gradients, and where tokens are masked."""
+    """Each token adds U V^T of its own keys and values to S; with all gradients, and with masked tokens."""
     x = operands(steps, requires_grad=True)
     del x["beta"]
     start = torch.randn(B, H, K, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -157,6 +157,6 @@ def test_errors(attend):
     raised(TypeError, "more_keys: expected a floating-point tensor", more_keys=[1.0])
     raised(ValueError, "more_keys: expected finite numbers", more_keys=x["more_keys"] * torch.nan)
     raised(ValueError, "initial_state: expected S", initial_state=(torch.zeros(2, 3, 6, 6).double(),))
-    pairs = torch.ones(N, N, dtype=torch.bool)  # refused in the sizes that came
+    pairs = torch.ones(N, N, dtype=torch.bool)  # the error names the sizes that were given
     raised(ValueError, r"of shape \(..., 1, 37\), got \(37, 37\)$", attn_mask=pairs)
     refuses("chunk: expected an integer of at least 1, got 0", delta_product, chunk=0, **x)

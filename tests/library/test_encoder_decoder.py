@@ -1,4 +1,4 @@
-"""The encoder-decoder: against PyTorch's layers, causality, padding, decoding, dropout, errors."""
+"""The encoder-decoder: compared with PyTorch's layers, causality, padding, decoding, dropout, errors."""
 
 from functools import partial
 from math import inf
@@ -33,7 +33,7 @@ EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
 
 
 def model(**kwargs):
-    """A small one in evaluation, every parameter drawn anew, so that no two logits are near each other."""
+    """A small model in evaluation mode, with every parameter drawn anew, so that no two logits are near each other."""
     kwargs = {"max_length": 12, "dtype": torch.float64, "generator": generator(), **kwargs}
     made = EncoderDecoder(VOCAB, 8, 4, 2, **kwargs).eval()
     source = generator(7)
@@ -49,12 +49,12 @@ def texts(B=3, M=7, N=6, seed=1):
 
 
 def padding():
-    """Of three sources of up to seven tokens."""
+    """Where tokens are, in three sources of up to seven tokens."""
     return torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
 
 
 def assert_near(got, wanted):
-    """Two ways to the same in float64: some hundred roundings of 1e-16 each, on numbers of about 10."""
+    """Two float64 computations of the same: about a hundred roundings of 1e-16 each, on numbers of about 10."""
     torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
 
 
@@ -115,12 +115,12 @@ def test_what_stands_in_the_padding_and_how_long_it_is_makes_no_difference(arm):
         alone = ours(source[row : row + 1, :length], target[row : row + 1])
         assert_near(alone[0], logits[row])
     unmasked = ours(source, target)
-    assert (unmasked - logits)[1:].abs().amax((1, 2)).min() > 1e-6  # without the mask it does
+    assert (unmasked - logits)[1:].abs().amax((1, 2)).min() > 1e-6  # without the mask it makes one
 
 
 @EVERY_ARM
 def test_every_trained_parameter_has_a_gradient(arm):
-    """But the norm before a cross-attention that stops it: nothing but queries are made of what it gives."""
+    """Except the norm before a cross-attention with a stopped gradient: its output makes nothing but queries."""
     ours, (source, target) = model(**ARMS[arm]), texts()
     ours(source, target, padding()).square().sum().backward()
     without = {name for name, p in ours.named_parameters() if p.grad is None or not p.grad.any()}
@@ -128,7 +128,7 @@ def test_every_trained_parameter_has_a_gradient(arm):
 
 
 def greedy(ours, source, mask, most):
-    """Everything written is read anew for each token; a row at a time."""
+    """Greedy decoding without caches: everything written is read again for each token, one row at a time."""
     rows = []
     for b in range(len(source)):
         written = [START]
@@ -151,7 +151,7 @@ def test_greedy_decoding_with_caches_is_that_without(arm):
     if ours.max_length is not None:
         got = ours.generate(source, mask, start=START, stop=STOP)
         assert torch.equal(got, greedy(ours, source, mask, 12))
-    assert arm != "learned" or ends == {True, False}  # some end and some do not
+    assert arm != "learned" or ends == {True, False}  # some rows end and some do not
 
 
 @EVERY_ARM
@@ -186,7 +186,7 @@ def test_dropout_in_training_alone():
 
 
 def test_dropout_of_embeddings_and_of_each_part(monkeypatch):
-    """Of a model with one layer: two embeddings, two parts of the encoder's block, three of the decoder's."""
+    """In a model with one layer: two embeddings, two parts of the encoder's block, three of the decoder's."""
     shapes = []
 
     def watched(x, p, training, inplace=False):

@@ -1,4 +1,4 @@
-"""Costs of the encoder-decoder and of attention to a context: declared = counted, exactly."""
+"""Costs of the encoder-decoder and of attention to a context: declared costs equal counted ones, exactly."""
 
 from itertools import product
 
@@ -52,7 +52,7 @@ def derived(cost):
 
 
 def used(made):
-    """The model; the norm before a stopped cross-attention has no gradient, for which the counter would ask."""
+    """The model, in which norms before a stopped cross-attention no longer require the gradient that they never get."""
     for one in made.decoder:
         if getattr(one.cross.projection, "stop_gradient", False):
             one.norm_cross.requires_grad_(False)
@@ -67,7 +67,7 @@ def test_cross_layer(projection, form):
         for variant in variants:
             kind = {"projection": projection, "form": form, **variant}
             attention = Beside(MultiheadAttention(d, H, **kind))
-            # A stopped projection makes nothing of x that has a gradient.
+            # With a stopped projection x gets no gradient.
             x = torch.zeros(B, N, d, requires_grad=not projection.endswith("stopped"))
             context = torch.zeros(B, M, d, requires_grad=True)
             assert counted(attention, x, context) == derived(cross_layer(B, N, M, d, H, **kind))
@@ -89,7 +89,7 @@ def test_encoder_decoder(arm):
         source, target = torch.zeros(B, M, dtype=torch.long), torch.zeros(B, N, dtype=torch.long)
         declared = encoder_decoder(B, M, N, 12, 4, L, vocab_size=11, d_ff=10, **kind)
         unused = sum(p.numel() for p in made.parameters() if not p.requires_grad)
-        # Looking for rows without a key is no arithmetic that the counter knows.
+        # The counter has no rule for the search for rows without a key.
         looking = any(isinstance(one, StoppedAttention) for one in made.encoder.modules())
         for mask in [None] if looking else [None, torch.ones(B, M, dtype=torch.bool)]:
             forward, backward, trained, frozen = counted(made, source, target, source_mask=mask)
@@ -106,12 +106,12 @@ def test_embeddings(positions, most, shared):
 
 
 def test_a_decoder_alone_is_a_language_model():
-    """Beside what reads the source, and what looks at it."""
+    """The rest of the cost is that of the encoder and of cross-attention."""
     whole = encoder_decoder(2, 6, 5, 8, 2, 3, vocab_size=11, max_length=9)
     single = model(2, 5, 8, 2, 3, vocab_size=11, max_length=9)
     reading = model(2, 6, 8, 2, 3, vocab_size=11, max_length=9, causal=False)
     beside = cross_layer(2, 5, 6, 8, 2)
-    read_out = 2 * 2 * 6 * 8 * 11  # which the encoder has not
+    read_out = 2 * 2 * 6 * 8 * 11  # the encoder has none
     assert whole.forward == single.forward + reading.forward - read_out + 3 * beside.forward
     assert whole.backward == single.backward + reading.backward - 2 * read_out + 3 * beside.backward
 

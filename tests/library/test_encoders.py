@@ -1,4 +1,4 @@
-"""The whole encoders: against their formulas and PyTorch's own layers, padding, what they cost, errors."""
+"""Whole encoders, compared with their formulas and with PyTorch's own layers; padding; costs; errors."""
 
 from itertools import product
 
@@ -41,7 +41,7 @@ def images(*shape, seed=1):
 
 
 def assert_near(got, wanted):
-    """Two ways to the same in float64: some hundred roundings of 1e-16 each, on numbers of about 10."""
+    """Two float64 computations of the same: about a hundred roundings of 1e-16 each, on numbers of about 10."""
     torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
 
 
@@ -50,7 +50,7 @@ def norm(x, module):
 
 
 def attention(x, layer, mask=None):
-    """Every head by itself, from the weights, with the softmax written out; `mask` (B, N) is False where padding is."""
+    """Attention, head by head, from the weights, with the softmax written out; `mask` (B, N) is False at padding."""
     K = x.shape[-1] // layer.num_heads
     made, heads = layer.projection, []
     for j in range(layer.num_heads):
@@ -109,7 +109,7 @@ def test_vision_transformer_by_its_formulas(form):
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("projection", ["learned", "frozen"])
 def test_block_is_pytorchs(norm_first, projection):
-    """`nn.TransformerEncoderLayer` with the same weights: biases, and on which side the norms stand."""
+    """`nn.TransformerEncoderLayer` with the same weights, with biases, and with the norms on either side."""
     kind = {"dtype": torch.float64, "norm_first": norm_first}
     block = drawn(TransformerBlock(8, 2, d_ff=20, bias=True, projection=projection, generator=generator(), **kind))
     theirs = nn.TransformerEncoderLayer(8, 2, 20, dropout=0.0, activation="gelu", batch_first=True, **kind)

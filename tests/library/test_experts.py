@@ -1,4 +1,4 @@
-"""Mixtures of experts: the fast form is the definition, places are given in the order of tokens, costs are counted."""
+"""Mixtures of experts: the fast form equals the definition, places go to tokens in their order, costs are counted."""
 
 from math import ceil
 
@@ -32,7 +32,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_fast_form_is_the_definition(variant):
-    """Outputs, and gradients of the input and all parameters; experts that nobody picks among them."""
+    """Outputs, and gradients of the input and of all parameters, also of experts that no token picks."""
     results = []
     for form in ("reference", "fast"):
         module, x = mixture(form=form, **variant), draw(3, 7, D).requires_grad_()
@@ -47,7 +47,7 @@ def test_the_fast_form_is_the_definition(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_by_hand(variant):
-    """Token by token: pick, look whether there is room, weigh."""
+    """Token by token: pick experts, check whether they have room, weight what they give."""
     module, x = mixture(**variant), draw(2, 9, D)
     k, factor = variant["top_k"], variant["capacity_factor"]
     room = 10**9 if factor is None else ceil(factor * k * 9 / E)
@@ -73,8 +73,8 @@ def test_by_hand(variant):
 
 
 def test_no_later_token_takes_a_place():
-    """Of a sequence of the same length with another second half the first half is the same, bit for bit; so is another
-    sequence of the batch."""
+    """If the second half of a sequence changes, the outputs of its first half stay the same, bit for bit; so do those
+    of another sequence of the batch."""
     module, x = mixture(top_k=2, capacity_factor=0.5), draw(2, 12, D)
     other = x.clone()
     other[0, 6:] = draw(6, D, seed=3)
@@ -95,11 +95,11 @@ def test_the_balance_loss():
 
 
 def test_training_evens_the_load():
-    """With the loss alone: from one expert for all tokens to a loss near that of an even load."""
+    """Training on this loss alone leads from one expert for all tokens to a loss near that of an even load."""
     module, x = mixture(top_k=1), draw(4, 50, D)
     x[..., 0] = 1
     with torch.no_grad():
-        module.weight_router[0, 0] = 5  # for expert 0, whatever the rest
+        module.weight_router[0, 0] = 5  # expert 0 wins, whatever the other channels hold
     before = float(module.route(x).balance_loss.detach())
     optimiser = torch.optim.Adam([module.weight_router], lr=0.05)
     for _ in range(100):

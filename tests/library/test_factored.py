@@ -1,5 +1,5 @@
-"""Attention from feature maps, whichever they are: the fast form against the definition, across chunks and tiles; what
-it refuses; declared costs = counted ones. (`test_overflow` has extreme numbers, `test_precision` half precision.)"""
+"""Attention from any feature maps: the fast form equals the definition, across chunks and tiles; what it refuses;
+declared costs equal counted ones. (`test_overflow` has extreme numbers, `test_precision` half precision.)"""
 
 from functools import partial
 from itertools import product
@@ -27,11 +27,11 @@ from ortho.attention.linear.linear_attention import (
 )
 from ortho.cost import big_o as sym
 
-# Sums of at most 1e3 rounded products (2e-13) of which the largest are some 10; a wrong term would show at 1e-2. Totals
-# of signed weights cancel: the smallest of the rows here is some 1e-3 of what is summed, and its gradient squares that.
+# Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); a wrong term would show at 1e-2. Totals of
+# signed weights cancel: the smallest total of a row here is about 1e-3 of its terms, and its gradient squares that.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 SIGNED = {"atol": 1e-7, "rtol": 1e-7}
-WIDTH = 4  # as wide as what the held fits are fitted to
+WIDTH = 4  # the width of the data that the held fits were fitted to
 
 
 def qkv(*lead, length, width=WIDTH, values=5, seed=0):
@@ -75,7 +75,7 @@ MAPS = {
 
 
 def test_maps_of_the_mechanisms():
-    """As they are shown, the same in both forms; what is said of them."""
+    """How each map is shown, that both forms have the same map, and what is declared about it."""
     assert {name: repr(feature_map(name)) for name in FACTORED} == MAPS
     assert all(m.reference.keywords["feature_map"] is m.fast.keywords["feature_map"] for m in FACTORED.values())
     said = {
@@ -86,7 +86,7 @@ def test_maps_of_the_mechanisms():
 
 
 def test_chunks():
-    """The fewest that cover the sequence, none wider than asked for, nor than it takes."""
+    """The fewest chunks that cover the sequence, no wider than asked for, and no wider than needed."""
     for length, chunk in product(range(1, 40), range(1, 12)):
         width, behind = chunks(length, chunk)
         number = -(-length // chunk)
@@ -112,7 +112,7 @@ class Given(FeatureMap):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_scales_of_keys_are_exact(causal):
-    """e^s beside phi(k) is e^s phi(k): over a range of scales that float64 just holds without them."""
+    """e^s beside phi(k) acts as e^s phi(k), over a range of scales that e^s phi(k) itself can just hold in float64."""
     q, k, v = (x.abs() for x in qkv(2, length=40))
     s = 300 * torch.sin(torch.arange(40.0, dtype=torch.float64)).expand(2, 40)
     plain = linear_attention_reference(q, k * s.exp()[..., None], v, feature_map=Given(), is_causal=causal)
@@ -120,16 +120,16 @@ def test_scales_of_keys_are_exact(causal):
         scaled = function(q, k, v, feature_map=Given(s), is_causal=causal, **kwargs)
         torch.testing.assert_close(scaled, plain, **TOLERANCE)
         below = function(q, k, v, feature_map=Given(s - 1e4), is_causal=causal, **kwargs)
-        torch.testing.assert_close(below, plain, **TOLERANCE)  # s has lost 1e4 eps
+        torch.testing.assert_close(below, plain, **TOLERANCE)  # s is rounded by 1e4 eps
         beyond = function(q, k, v, feature_map=Given(1e4 * s), is_causal=causal, **kwargs)
-        # So far apart, each row is the value at the largest scale that it sees.
+        # With scales so far apart, each row is the value at the largest scale that it sees.
         seen = s[:1].expand(40, 40) + (torch.ones(40, 40).triu(1) * -1e9 if causal else 0)
         torch.testing.assert_close(beyond, v[:, seen.argmax(-1)], **TOLERANCE)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_padding_of_the_last_chunk_is_not_seen(causal):
-    """The state's scale is the largest of the keys there are, although all are far below 0, the scale of no key."""
+    """The state's scale is the largest scale of a real key, although all are far below 0, the scale of padding."""
     q, k, v = (x.abs() for x in qkv(2, length=13))
     given = Given(lambda k: -1e4 - k.sum(-1))
     _, (memory, total, peak) = linear_attention(
@@ -145,7 +145,7 @@ def test_padding_of_the_last_chunk_is_not_seen(causal):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_by_finite_differences(name, form, causal):
-    """What `test_properties` leaves out, since the gradient of a fitted map is not its derivative: held, it is."""
+    """`test_properties` leaves these out, since the gradient of a fitted map is not its derivative; if held, it is."""
     operands = [x.requires_grad_() for x in qkv(length=4, values=2)]
     assert torch.autograd.gradcheck(
         lambda *x: ALL[name].form(form)(*x, is_causal=causal), operands, fast_mode=not WHOLE
@@ -157,7 +157,7 @@ def test_gradients_by_finite_differences(name, form, causal):
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_state_in_half_precision(name):
-    """Carried in float32, it gives in parts what the whole gives, but for the last rounding of the output."""
+    """Carried in float32, it gives in parts the outputs of the whole, except for their last rounding."""
     m = ALL[name]
     q, k, v = (x.to(torch.float16) for x in qkv(2, length=60))
     whole = m.fast(q, k, v, is_causal=True)
@@ -176,7 +176,7 @@ def test_sums_do_not_overflow_float16():
 @pytest.mark.bad_input
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_out_of_range(form):
-    """On either side; of signed weights, which may add to anything, above."""
+    """Sums of weights that are too small or too large are refused; sums of signed weights only if too large."""
     q, k, v = (draw(2, 20, 16, seed=s, dtype=torch.float32) for s in range(3))
     linear, favor, taylor, signed = (MECHANISMS[n].form(form) for n in ("linear", "favor", "taylor", "trigonometric"))
     for call, said in (
@@ -211,7 +211,7 @@ def test_errors(name):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", CAUSAL)
 def test_bad_states(name):
-    """Too few or other tensors, of another dtype, width or batch; and masks, which cannot reach into one."""
+    """Missing or further tensors, another dtype, width or batch; and masks, which cannot reach into a state."""
     fast, operands = ALL[name].fast, qkv(2, length=5)
     _, state = fast(*operands, is_causal=True, return_state=True)
     assert len(state) == 2 + feature_map(name).scales_keys + ALL[name].positional
@@ -240,7 +240,7 @@ def test_what_is_fitted_takes_no_parts(name, form):
 
 @pytest.mark.parametrize("name", ALL)
 def test_masks_of_pairs_in_the_definition(name):
-    """It serves them; the fast form serves masks of keys alone."""
+    """The definition serves them; the fast form serves only masks of keys."""
     m = ALL[name]
     q, k, v = qkv(2, 3, length=5)
     lone = m.reference(q, k, v, attn_mask=torch.eye(5, dtype=torch.bool))
@@ -251,8 +251,8 @@ def test_masks_of_pairs_in_the_definition(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_backward_under_autocast(causal):
-    """A backward pass inside autocast, too, is computed in float32 but for the map's own products with its rows, which
-    autocast rounds to bfloat16, relative 2^-8 a factor."""
+    """A backward pass inside autocast is also computed in float32, except for the map's own products with its rows,
+    which autocast rounds to bfloat16, by a relative 2^-8 for each factor."""
     operands = [torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3)]
     fast = MECHANISMS["favor"].fast
     expected = torch.autograd.grad(fast(*operands, is_causal=causal).sum(), operands)
@@ -265,7 +265,7 @@ def test_backward_under_autocast(causal):
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_overflow_beside_a_mask(form):
-    """A mask leaves rows without weight, and no others out of range."""
+    """A mask may leave rows without weight, but it excuses no other row that is out of range."""
     q = torch.full((1, 3, 4), 1e25)
     with pytest.raises(ValueError, match="q, k: expected row sums of the torch.float32 weights within 9.9e-32 and"):
         MECHANISMS["linear"].form(form)(q, q, q, attn_mask=torch.tensor([True, True, False]))
@@ -291,8 +291,8 @@ def test_maps_keep_to_what_they_declare():
 @pytest.mark.parametrize("name", ["favor", "hyperbolic", "favor++", "sderf"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_out_of_range_are_never_zero(form, name, masked, monkeypatch):
-    """Where values are read, an error, also beside a mask; where they are not, as on a GPU, NaN. Rows without a key are
-    0 all the same."""
+    """They are an error where values are checked, also beside a mask, and NaN where values are not checked, as on a
+    GPU. Rows without a key are 0 in either case."""
     m = MECHANISMS[name]
     q, k, v = (torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     mask = torch.tensor([False, False, True, True, False, True]) if masked else None
@@ -324,7 +324,7 @@ def serves(m, causal):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("qk_grad", [False, True])
 def test_declared_equals_counted(name, form, qk_grad):
-    """With values of another width than the keys; in several chunks, padded and not, in one, and of one token."""
+    """With values of another width than the keys; in several chunks, padded and not, in one, and for one token."""
     m, widths = COSTED[name], (WIDTH, WIDTH, WIDTH) if name in HELD else (3, 2, 1)
     cases = zip([(1, 12, 2), (2, 13, 1), (1, 1, 1)], widths, (5, 1, 1), (4, 5, 64), strict=True)
     for ((B, N, H), K, V, chunk), causal in product(cases, [causal for causal in (False, True) if serves(m, causal)]):
@@ -338,8 +338,8 @@ def test_declared_equals_counted(name, form, qk_grad):
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
 def test_growth(name, causal):
-    """Every part of the fast form's cost is linear in N, of the reference's quadratic; what decodes recurrently has a
-    state that does not grow, and a fit, which a new key changes, needs all keys again."""
+    """Every part of the fast form's cost is linear in N, every part of the reference's is quadratic. The state of
+    recurrent decoding does not grow; a fit, which a new key changes, needs all keys again."""
     K, V = sp.symbols("K V", positive=True)
     sizes = (sym.B, sym.N, sym.H, K, V)
     fast, reference = (ALL[name].cost(*sizes, form=form, causal=causal) for form in ("fast", "reference"))
@@ -351,7 +351,7 @@ def test_growth(name, causal):
 
 
 def test_formulas_equal_numbers():
-    """A closed form with the sizes put in is the closed form called with them, where N is a multiple of the chunk."""
+    """A closed form with the sizes substituted is the one called with them, if N is a multiple of the chunk."""
     sizes = {sym.B: 2, sym.N: 3 * CHUNK, sym.H: 3, sym.d: 16, sym.m: 10}
     for name, m in ALL.items():
         if name in HELD:

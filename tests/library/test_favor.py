@@ -1,5 +1,5 @@
-"""Random-feature attention: maps that are the plain formulas but for what cancels, and an error like 1/sqrt(m). At the
-end `RandomFeatureAttention`: rows in the state dict, drawn anew on request and never by themselves."""
+"""Random-feature attention: maps are the plain formulas except for factors that cancel; the error falls like 1/sqrt(m).
+At the end `RandomFeatureAttention`: its rows are in the state dict, and are redrawn only on request."""
 
 import copy
 import math
@@ -47,7 +47,7 @@ MAPS = {"trigonometric": TrigonometricFeatures, "positive": PositiveFeatures, "h
 
 
 def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
-    """phi(x_i) . phi(y_j) by the formulas as they stand."""
+    """phi(x_i) . phi(y_j) by the plain formulas."""
     if name in FITS:
         a, B_q, B_k, axes = getattr(dense, name)(x, y, keep_x=keep_x, keep_y=keep_y)
         omega = omega if axes is None else omega @ axes
@@ -59,9 +59,9 @@ def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize(("scale", "kind"), [(None, "orthogonal"), (0.2, "iid"), (0.0, "structured")])
 def test_weights_are_the_plain_formulas(name, scale, kind):
-    """Row by row, normalised: what the maps divide by cancels. 100 eps, where exponents of some 10 magnify 10 eps.
+    """Normalised rows are equal, as what the maps divide by cancels. 100 eps: exponents of about 10 magnify 10 eps.
 
-    Operands in float32 make rows of that dtype.
+    With operands in float32, rows have that dtype.
     """
     q, k, v = draw(2, 5, 4), draw(2, 7, 4, seed=1), draw(2, 7, 3, seed=2)
     omega = rows(20, 4, seed=3, kind=kind)
@@ -75,14 +75,14 @@ def test_weights_are_the_plain_formulas(name, scale, kind):
         torch.testing.assert_close(o, weights @ v, atol=1e-13, rtol=1e-12)
         single = attention(q.float(), k.float(), v.float(), feature_map=MAPS[name](features=omega), scale=scale)
         assert single.dtype == torch.float32
-        torch.testing.assert_close(single.double(), o, atol=1e-4, rtol=1e-4)  # some 100 eps, magnified by exponents
+        torch.testing.assert_close(single.double(), o, atol=1e-4, rtol=1e-4)  # about 100 eps, magnified by exponents
 
 
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize("attention", FORMS)
 def test_fits_leave_out_hidden_tokens(name, attention):
-    """In self-attention the query beside a hidden key as well, whatever both hold; queries of others count all, also
-    where they are as many."""
+    """In self-attention fits also leave out the query of a hidden key, whatever both hold. Queries of another sequence
+    all count, even if there are as many as keys."""
     v, omega = draw(2, 7, 3, seed=2), rows(20, 4)
     mask = torch.tensor([[True] * 7, [False, True] * 3 + [True]])  # (B, M)
     for queries, same in ((7, True), (7, False), (5, False)):
@@ -94,7 +94,7 @@ def test_fits_leave_out_hidden_tokens(name, attention):
         if same:
             expected, q = expected * mask[..., None], q.masked_fill(~mask[..., None], -50.0)
         o = attention(q, k, v, feature_map=MAPS[name](features=omega), attn_mask=mask[:, None], same_tokens=same)
-        o = o * mask[..., None] if same else o  # a left-out query has an output all the same
+        o = o * mask[..., None] if same else o  # a left-out query still has an output
         # ADERF inverts moments of as many tokens as dimensions: condition numbers up to K / RIDGE, 4e4, in both roots.
         torch.testing.assert_close(o, expected, atol=1e-9, rtol=1e-9)
 
@@ -107,10 +107,10 @@ def relative_error(o, exact):
     ("name", "causal"), [(name, causal) for name in MAPS for causal in (False, True) if name not in FITS or not causal]
 )
 def test_error_falls_with_features(name, causal):
-    """As m^-1/2, for norms small enough that m = 32 is already in that regime.
+    """The error falls as m^-1/2, for norms small enough that m = 32 is already in that regime.
 
-    Over a factor 64 in m, with 8 draws each, the fitted exponent has standard deviation 0.012 to 0.018, by the map
-    (from 12 repetitions with other operands and rows).
+    Over a factor 64 in m, with 8 draws each, the fitted exponent has standard deviation 0.012 to 0.018, depending on
+    the map (from 12 repetitions with other operands and rows).
     """
     q, k, v = (draw(4, 64, 16, seed=s) / 4 for s in range(3))
     exact = softmax_attention_reference(q, k, v, is_causal=causal)
@@ -125,7 +125,7 @@ def test_error_falls_with_features(name, causal):
 
 @pytest.mark.parametrize(("width", "better"), [(4, True), (16, False), (64, False)])
 def test_error_beside_plain_averaging(width, better):
-    """Scores of variance 1, the default features: of use for narrow heads, worse than the mean value for wide ones."""
+    """At scores of variance 1, the default features beat the mean of the values for narrow heads, not for wide ones."""
     q, k, v = (draw(4, 128, width, seed=s) for s in range(3))
     exact = softmax_attention_reference(q, k, v)
     found = MECHANISMS["favor"].fast(q, k, v)
@@ -136,16 +136,16 @@ def test_error_beside_plain_averaging(width, better):
 @pytest.mark.parametrize("name", ["trigonometric", "positive", "hyperbolic", "saderf", "aderf"])
 @pytest.mark.parametrize("attention", FORMS)
 def test_keys_far_out_of_range(name, attention):
-    """Finite, with finite gradients, where exp(|y|^2/2) is not: |y|^2/2 is some 100 on average, and 89 overflows."""
+    """Outputs and gradients are finite where exp(|y|^2/2) is not: |y|^2/2 is about 100 on average, and 89 overflows."""
     q, k, v = (draw(2, 20, 16, seed=s, dtype=torch.float32) for s in range(3))
     leaves = [(q / 3).requires_grad_(), (7 * k).requires_grad_(), v.requires_grad_()]
-    assert rf.positive_features(leaves[1].detach() / 2, rows(8, 16).float()).min() == 0  # the formula as it stands
+    assert rf.positive_features(leaves[1].detach() / 2, rows(8, 16).float()).min() == 0  # by the plain formula
     o = attention(*leaves, feature_map=MAPS[name]())
     assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.sum(), leaves)))
 
 
 def test_queries_differ_by_what_cancels():
-    """exp(|x|^2/2) is left out for queries: their features are as large at any norm."""
+    """exp(|x|^2/2) is left out for queries: their features are equally large at any norm."""
     q, k = draw(5, 4, dtype=torch.float32), draw(5, 4, seed=1, dtype=torch.float32)
     for name in ("positive", "hyperbolic", *FITS):
         features = MAPS[name]()(30 * q, k)
@@ -157,7 +157,7 @@ def test_queries_differ_by_what_cancels():
 
 @pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (256, 64)])
 def test_default_rows(m, K):
-    """A draw of orthogonal features from a seed of their own, which no state of the caller changes."""
+    """Default rows are orthogonal features drawn from a seed of their own, whatever the caller's random state."""
     expected = rows(m, K, seed=favor.SEED)
     for block in expected.split(K):
         direction = block / block.norm(dim=-1, keepdim=True)
@@ -173,7 +173,7 @@ def test_default_rows(m, K):
 
 @pytest.mark.parametrize("name", MAPS)
 def test_default_rows_are_what_maps_have(name):
-    """The same in every call, whatever mode the first one was made in; 256 features, or as many as `count` says."""
+    """Default rows are the same in every call, whatever mode the first one was made in: 256 features, or `count`."""
     q, k, v = (draw(2, 5, 4, seed=s).requires_grad_() for s in range(3))
     attend = partial(linear_attention, feature_map=MAPS[name]())
     favor._drawn.clear()
@@ -229,11 +229,11 @@ def test_bad_parameters():
 @pytest.mark.parametrize("scale", [None, 0.3, 0.0])
 @pytest.mark.parametrize("attention", FORMS)
 def test_expected_parameters(attention, scale):
-    """All four fits find them for tokens of mean 0 and second moments I, and they are used whatever comes."""
+    """All four fits find them for tokens of mean 0 and second moments I; if given, they are used for any tokens."""
     width, root = 4, math.sqrt(0.5 if scale is None else scale)
     tokens = root * torch.cat([torch.eye(width), -torch.eye(width)]).double() * math.sqrt(width)
     expected = dense.optimal_a(torch.tensor(2 * root**2, dtype=torch.float64))
-    for fit in FITS if scale != 0 else ("gerf",):  # of nothing but zeros the moments have no roots
+    for fit in FITS if scale != 0 else ("gerf",):  # the moments of zeros have no roots
         a = getattr(dense, fit)(tokens, tokens).a
         # aderf lifts the moments by a relative RIDGE, sderf's eigenvalues are rounded
         torch.testing.assert_close(a, expected.expand(width), rtol=2 * dense.RIDGE if fit == "aderf" else 1e-12, atol=0)
@@ -248,7 +248,7 @@ def test_expected_parameters(attention, scale):
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize("attention", FORMS)
 def test_parameters_of_each_sequence(name, attention):
-    """One set for all, or one each: the output is that of the fit to the sequences that they were fitted to."""
+    """With one set for each sequence or one for all, sequences that they were fitted to have the output of the fit."""
     q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
     fitted = getattr(dense, name)(q / math.sqrt(2), k / math.sqrt(2))
     assert fitted.a.shape == (2, 3, 4)
@@ -283,7 +283,7 @@ def test_is_feature_attention_on_its_rows(form, function):
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("kind", ["orthogonal", "iid", "structured"])
 def test_redraw(name, kind):
-    """Other rows of the same law, reproducibly; the output follows, and nothing else changes it."""
+    """It draws other rows of the same distribution, reproducibly; the output follows, and nothing else changes it."""
     module, (q, k, v) = drawn_attention(map=name, draw=kind), [draw(2, 9, 4, seed=s) for s in range(3)]
     before = module(q, k, v)
     assert torch.equal(module(q, k, v), before)
@@ -310,7 +310,7 @@ def test_state_dict():
 
 
 def test_in_a_layer():
-    """In place of a name, and saved with the layer. (`test_layer_properties` has its properties.)"""
+    """It takes the place of a name, and is saved with the layer. (`test_layer_properties` has its properties.)"""
     options = {"generator": generator(4), "dtype": torch.float64}
     layer = MultiheadAttention(12, 3, attention=drawn_attention(), **options)
     assert "attention.features" in layer.state_dict()

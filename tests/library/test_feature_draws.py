@@ -1,4 +1,4 @@
-"""The draws of the rows that random features project on: reproducible, of the right law, orthogonal where they say."""
+"""The draws of the rows that random features project on: reproducible, of the right law, orthogonal where claimed."""
 
 from math import sqrt
 
@@ -20,7 +20,7 @@ F64 = torch.float64
 
 @pytest.mark.parametrize("draw", [*FEATURE_DRAWS.values(), *WRONG_DRAWS.values()])
 def test_draws_are_reproducible(draw):
-    """From the generator alone, in the dtype and on the device asked for; the global one only where none is given."""
+    """Draws depend on the generator alone, with the dtype and device asked for; the global one is the default."""
     options = {"dtype": F64, "device": "cpu"}
     first = draw(10, 8, generator=generator(1), **options)
     state = torch.random.get_rng_state()
@@ -56,7 +56,7 @@ def test_structured_blocks_by_hand():
 @pytest.mark.parametrize("K", [4, 6, 16])
 @pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
 def test_second_moments(draw, K):
-    """Each row's are those of N(0, I): every entry of the mean of w w^T, one row a block, within its error of I."""
+    """Each row has those of N(0, I): every entry of the mean of w w^T, over one row a block, is within SIGMAS of I."""
     width = 1 << (K - 1).bit_length()
     rows = draw(3000 * width, K, generator=generator(3), dtype=F64).reshape(3000, width, K)[:, 0]
     for i in range(K):
@@ -67,7 +67,7 @@ def test_second_moments(draw, K):
 @pytest.mark.parametrize("K", [4, 16])
 @pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
 def test_lengths(draw, K):
-    """Squared ones are chi^2(K), and uncorrelated within a block (Kolmogorov-Smirnov and normal, error rates 1e-5)."""
+    """Squared lengths are chi^2(K), uncorrelated within a block (Kolmogorov-Smirnov and normal, error rates 1e-5)."""
     squares = draw(1000 * K, K, generator=generator(4), dtype=F64).square().sum(-1)
     assert stats.kstest(squares.numpy(), stats.chi2(K).cdf).pvalue > 1e-5
     first, second = squares.reshape(1000, K)[:, :2].mT
@@ -75,7 +75,7 @@ def test_lengths(draw, K):
 
 
 def test_structured_rows_are_cut_from_wider_ones():
-    """K = 5: blocks of 8 rows, of which the first five columns stay; orthogonal on average over draws."""
+    """For K = 5, blocks have 8 rows and keep the first five columns; rows are orthogonal on average over draws."""
     draws = structured_features(2000 * 8, 5, generator=generator(), dtype=F64).reshape(2000, 8, 5)
     products = (draws[:, 0] * draws[:, 1]).sum(-1)
     assert products.abs().max() > 0.1
@@ -104,6 +104,6 @@ def test_bad_sizes(draw):
 
 
 def test_iid_rows_are_independent():
-    """Their squared products have the mean K, as of independent normal rows; orthogonal ones have 0."""
+    """Their squared products have the mean K, like those of independent normal rows; orthogonal rows have 0."""
     omega = iid_features(8000, 8, generator=generator(), dtype=F64).reshape(4000, 2, 8)
     assert abs(estimate(omega.prod(1).sum(-1).square()).deviation(8.0)) < SIGMAS

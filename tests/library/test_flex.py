@@ -1,4 +1,4 @@
-"""FlexAttention under a pattern's blocks: against the pattern's definition; and what it refuses."""
+"""FlexAttention with a pattern's blocks, compared with the pattern's definition; and what it refuses."""
 
 import shutil
 from itertools import product
@@ -27,7 +27,7 @@ PATTERNS = {
 }
 REGISTERED = {m.name: m.fast.keywords["pattern"] for m in MECHANISMS.values() if m.family == "sparse"}
 pytestmark = pytest.mark.unchecked  # FlexAttention looks into the functions that it is given
-# What PyTorch warns of while it compiles is not ours.
+# Warnings of PyTorch's own code while it compiles.
 compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 
@@ -36,7 +36,7 @@ def qkv(*lead, length, keys=None, dtype=torch.float64, K=16, V=16):
     return [draw(*lead, *s, seed=n).to(dtype) for n, s in enumerate(((length, K), (keys, K), (keys, V)))]
 
 
-# Each is traced anew, which takes seconds; of 25 pairs every sixth has each pattern and each call once.
+# Each pair is traced anew, which takes seconds; every sixth of the 25 pairs has each pattern and each call once.
 CALLS = [
     (False, None, ((2, 3), (200, 200))),
     (True, 0.3, ((), (129, 129))),
@@ -48,7 +48,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("pattern", "call"), some(product(PATTERNS, CALLS), 6))
 def test_its_own_definition_equals_ours(pattern, call):
-    """Sums of at most 200 float64 products of size 10; causal and not, behind any leading axes, of any lengths."""
+    """Sums of at most 200 float64 products of size 10; causal and not, with any leading axes, at any lengths."""
     causal, scale, (lead, lengths) = call
     operands = qkv(*lead, length=lengths[0], keys=lengths[1], K=5, V=4)
     settings = {"pattern": PATTERNS[pattern], "is_causal": causal, "scale": scale}
@@ -87,7 +87,7 @@ def test_what_is_kept_can_be_trained_with(mode):
     some([(BigBird(30), torch.float32, 2e-5), (Window(70), torch.bfloat16, 0.1), (Parity(), torch.float32, 2e-5)], 3),
 )
 def test_compiles_to_the_same(pattern, dtype, bound):
-    """A score of some 10 is rounded by 1e-6 in float32; in bfloat16 weights, values and outputs are by 2^-9."""
+    """In float32 a score of about 10 is rounded by 1e-6; in bfloat16 weights, values and outputs by 2^-9."""
     operands = qkv(2, 3, length=200, dtype=dtype)
     call = {"pattern": pattern, "is_causal": True}
     o = flex_pattern_attention(*operands, **call)
@@ -100,7 +100,7 @@ def test_compiles_to_the_same(pattern, dtype, bound):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_gradients_on_a_gpu(pattern):
-    """Outputs and gradients of up to 10, with products of numbers that are rounded by 2^-11 (TF32) at most."""
+    """Outputs and gradients are up to 10, from products of numbers that are rounded by 2^-11 (TF32) at most."""
     operands = [x.float().cuda().requires_grad_() for x in qkv(2, 3, length=200)]
     results = []
     for function in (flex_pattern_attention, pattern_attention_reference):
@@ -119,7 +119,7 @@ def test_gradients_on_a_gpu(pattern):
     ],
 )
 def test_what_cannot_be_compiled_is_an_error(monkeypatch, raised, expected):
-    """And not served by another form; too little memory is an error of its own."""
+    """A call that fails is not served by another form; too little memory is an error of its own."""
 
     def fails(*args, **kwargs):
         raise raised
@@ -131,7 +131,7 @@ def test_what_cannot_be_compiled_is_an_error(monkeypatch, raised, expected):
 
 @compiles
 def test_too_many_kernels_are_an_error(monkeypatch):
-    """Where PyTorch would run them one operator at a time; traced only, which is when they are numbered."""
+    """PyTorch would run further ones one operator at a time. Here they are only traced, which counts them."""
     torch.compiler.reset()
     monkeypatch.setattr(flex, "KERNELS", 1)
     traced = torch.compile(flex_attention, backend="eager", **flex.WHOLE)

@@ -26,5 +26,5 @@ def test_odd_arguments_are_refused_in_one_sentence():
                 if found not in FINE:
                     wrong[str(call)] = found
     assert wrong == {}
-    # Most odd values are no values of what they stand for: if most calls worked, the values would not be odd.
+    # Most odd values cannot be meant for what they replace: if most calls worked, the values would not be odd.
     assert made["refused"] > 4 * made["works"]

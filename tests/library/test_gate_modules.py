@@ -18,7 +18,7 @@ from ortho.attention.recurrent.ssd import Rate, Step
 from ortho.gates import ReflectingWriteStrength, WriteStrength
 
 GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, Step]
-RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # of the others: at most 0
+RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # the others are at most 0
 
 
 def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
@@ -26,7 +26,7 @@ def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
 
 
 def by_formula(gate, x):
-    """(B, H, N), or (B, H, N, K), one head after the other."""
+    """The gate's numbers (B, H, N), or (B, H, N, K), one head after the other."""
     if isinstance(gate, ChannelDecay):
         z = x @ gate.weight_down.mT @ gate.weight_up.mT
         heads = [z[..., 4 * j : 4 * j + 4] + gate.bias[j] for j in range(3)]
@@ -45,8 +45,8 @@ def by_formula(gate, x):
 
 @pytest.mark.parametrize("kind", GATES)
 def test_formula(kind):
-    """And the gradients of x and of every parameter, biases among them. Softplus leaves out e^-20, or 2e-9, beyond 20,
-    where these do not go."""
+    """Outputs, and the gradients of x and of every parameter, also of biases. Above 20, softplus leaves out e^-20, or
+    2e-9; these numbers do not go there."""
     gate, x = make(kind), draw(2, 5, 12).requires_grad_()
     with torch.no_grad():
         for i, parameter in enumerate(gate.parameters()):
@@ -74,7 +74,7 @@ def test_range_and_extremes(kind, dtype):
 
 
 def test_rates_are_the_same_for_every_token():
-    """And the gradient is that of all tokens."""
+    """And their gradient is summed over all tokens."""
     gate = make(Rate)
     y = gate(draw(2, 5, 12))
     assert torch.equal(y, gate.log_rate.exp()[None, :, None].expand(2, 3, 5))
@@ -85,7 +85,7 @@ def test_rates_are_the_same_for_every_token():
 
 def test_initial_values():
     """Decays' rates in [1, 16] and steps in [0.001, 0.1], uniform and log-uniform: their means over 20 000 heads are
-    within 4.42 standard errors, which a right draw leaves with probability 1e-5 each. Other biases are 0."""
+    within 4.42 standard errors, which a right draw exceeds with probability 1e-5 each. Other biases are 0."""
     g = torch.Generator().manual_seed(3)
     decays, steps, rates = (
         [kind(40, 40, generator=g, dtype=torch.float64) for _ in range(500)] for kind in (Decay, Step, Rate)
@@ -123,7 +123,7 @@ def layer(attention="kda", **kwargs):
 
 
 def by_hand(one, x, context, **kwargs):
-    """The layer's output, each gate made and handed over here."""
+    """The layer's output, with each gate made here and passed to the mechanism."""
     of_queries = MECHANISMS[one.attention].query_gates
     gates = {name: gate(x if name in of_queries else context) for name, gate in one.gates.items()}
     q, k = one.projection(x, context)
@@ -135,7 +135,7 @@ def by_hand(one, x, context, **kwargs):
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize("keys", [9, 5])
 def test_gates_of_queries_are_made_of_their_tokens(form, keys):
-    """What far keys weigh is the query's matter, however many keys the context has."""
+    """The weight of far keys is made from the query alone, however many keys the context has."""
     one, x, context = layer("sparse-linear", form=form), draw(2, 5, 12), draw(2, keys, 12, seed=1)
     torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
     other = draw(2, keys, 12, seed=2)
@@ -157,8 +157,8 @@ def test_no_context_where_queries_are_among_the_keys(attention, keys):
 @pytest.mark.parametrize("attention", ["favor++", "saderf", "aderf", "sderf", "routing"])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_attention_to_a_context_of_equal_length(attention, form):
-    """The layer tells the function whether queries and keys are the same tokens; it changes what a fit and clusters
-    look at beside hidden keys."""
+    """The layer tells the function whether queries and keys are the same tokens; beside hidden keys this changes which
+    tokens a fit and clusters take in."""
     one, x, context = layer(attention, form=form), draw(2, 5, 12), draw(2, 5, 12, seed=1)
     padding = torch.tensor([[False] * 5, [True, False, False, True, False]])
     q, k, v, _ = one._operands(x, context)
@@ -175,9 +175,8 @@ def test_attention_to_a_context_of_equal_length(attention, form):
 
 
 def test_other_gates_and_none():
-    """A layer has the gates that it was told to have: made of the keys' tokens, trained under every projection, and
-    kept by a conversion. A mechanism without gates has none; those are drawn last, so that what was there before is
-    drawn as ever."""
+    """A layer has the gates that it is given: made from the keys' tokens, trained under every projection, and kept by a
+    conversion. A mechanism without gates has none. Gates are drawn last, so that they change no other weight's draw."""
     own, told = layer(), layer(gates={"beta": ReflectingWriteStrength})
     assert type(own.gates["beta"]) is WriteStrength and type(told.gates["beta"]) is ReflectingWriteStrength
     assert type(told.gates["log_decay"]) is ChannelDecay
@@ -197,7 +196,7 @@ def test_other_gates_and_none():
 
 
 def test_gates_beside_a_module():
-    """An attention of one's own takes what gates it is told."""
+    """A user's own attention module gets the gates that the layer is given."""
 
     class Weighted(torch.nn.Module):
         def forward(self, q, k, v, *, beta, **_):
@@ -214,7 +213,7 @@ def test_errors():
         MultiheadAttention(12, 3, attention="gla", gates={"beta": WriteStrength})
     with pytest.raises(ValueError, match=r"^gates: expected a part of \[\] with 'softmax', got 'beta'"):
         MultiheadAttention(12, 3, gates={"beta": WriteStrength})
-    # A gate of another shape than its argument's is found out by the function that takes it.
+    # The function that takes a gate refuses one of another shape than its argument's.
     wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
     refuses(r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)", wide, torch.ones(1, 2, 12))
     for kind in GATES:

@@ -1,4 +1,4 @@
-"""Drawing tokens: top-k, top-p, ends, padded batches. Beam search: against all sequences, and written with lists."""
+"""Drawing tokens: top-k, top-p, ends, padded batches. Beam search, compared with all sequences and with lists."""
 
 from functools import partial
 from itertools import product
@@ -17,7 +17,7 @@ START, STOP = 1, 2
 
 
 def scores(ours, source, mask, vocab, most, alpha):
-    """The score of every sequence that ends within `most` tokens, and of those of that length that do not."""
+    """The score of every sequence that ends within `most` tokens, and of every one of that length that does not."""
     free = [token for token in range(vocab) if token != STOP]
     found = {}
     for length in range(1, most + 1):
@@ -51,7 +51,7 @@ def test_as_many_beams_as_there_are_prefixes_search_all(alpha):
 
 
 def test_the_penalty_of_a_length():
-    """((5 + length) / 6)^alpha: none of a single token, and none with alpha 0."""
+    """The penalty is ((5 + length) / 6)^alpha: 1 for a single token, and 1 with alpha 0."""
     assert penalty(1, 0.6) == penalty(9, 0.0) == 1
     assert penalty(7, 1.0) == penalty(19, 0.5) == 2
 
@@ -113,7 +113,7 @@ def test_more_beams_find_better_sequences():
 
 
 def drawn_shares(chances, count=20_000, **kwargs):
-    """How often each token is drawn."""
+    """The share of the draws that each token has."""
     rows = torch.tensor(chances, dtype=torch.float64).log().expand(count, -1)
     return next_token(rows, generator=generator(), **kwargs).flatten().bincount(minlength=len(chances)) / count
 
@@ -126,17 +126,17 @@ def drawn_shares(chances, count=20_000, **kwargs):
         ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0]),
         ({"top_k": 9}, [0.4, 0.3, 0.2, 0.1]),
         ({"top_p": 0.35}, [1, 0, 0, 0]),  # the likeliest alone has as much
-        ({"top_p": 0.45}, [4 / 7, 3 / 7, 0, 0]),  # which the first has not
+        ({"top_p": 0.45}, [4 / 7, 3 / 7, 0, 0]),  # the likeliest alone has less
         ({"top_p": 1.0}, [0.4, 0.3, 0.2, 0.1]),
-        ({"top_k": 3, "top_p": 0.7}, [4 / 7, 3 / 7, 0, 0]),  # of three ninths 4 and 3 are .78
+        ({"top_k": 3, "top_p": 0.7}, [4 / 7, 3 / 7, 0, 0]),  # among three tokens, 4/9 and 3/9 are .78
         ({"top_p": 0.6, "temperature": 0.5}, [16 / 25, 9 / 25, 0, 0]),  # at that temperature .53 and .3
         ({"temperature": 0.0, "top_k": 1}, [1, 0, 0, 0]),
     ],
     ids=str,
 )
 def test_what_is_left_to_draw_from(kwargs, wanted):
-    """In its shares: each of 40 is wrong by 4.5 standard errors, .016, with probability 1e-5; what is left out never
-    comes. In another order of the tokens, too."""
+    """Tokens are drawn in their shares: each of 40 shares is wrong by 4.5 standard errors, .016, with probability 1e-5.
+    Tokens left out are never drawn. Another order of the tokens gives the same."""
     found, wanted = drawn_shares([0.4, 0.3, 0.2, 0.1], **kwargs), torch.tensor(wanted)
     assert (found - wanted).abs().max() < 0.016
     assert (found[wanted == 0] == 0).all()
@@ -149,7 +149,7 @@ def test_tokens_as_likely_as_the_last_of_the_k_stay():
 
 
 def language_model(attention="softmax", **kwargs):
-    """With weights so large that no two logits are near each other, but tokens that do not follow themselves."""
+    """A model with weights so large that no two logits are close, but in which tokens do not follow themselves."""
     kwargs = {"max_length": 16, **kwargs}
     made = LanguageModel(11, 8, 2, 2, attention=attention, generator=generator(), dtype=torch.float64, **kwargs)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def language_model(attention="softmax", **kwargs):
 
 
 def prompts(*lengths, side, width=6):
-    """Tokens, padded to a width on a side, and where they are padding; "within": with a gap behind the first."""
+    """Tokens, padded to a width on a side, and where padding is; "within" leaves a gap after the first token."""
     tokens = torch.randint(1, 11, (len(lengths), width), generator=generator(3))
     places, counts = torch.arange(width), torch.tensor(lengths)[:, None]
     there = {
@@ -189,7 +189,7 @@ def test_a_padded_batch_is_its_rows_alone(side, attention):
 
 
 def test_rows_of_one_length_are_drawn_together():
-    """The shortest first: with a generator it is the batches of equal lengths, one after the other."""
+    """The shortest come first: the generator draws for one batch of equal lengths after the other."""
     model, (tokens, padded) = language_model(), prompts(6, 3, 6, 3, side="left")
     found = model.generate(tokens, 4, key_padding_mask=padded, generator=generator(5))
     g = generator(5)
@@ -198,7 +198,7 @@ def test_rows_of_one_length_are_drawn_together():
 
 
 def test_a_row_ends_with_the_stop():
-    """It is filled with it; the others go on as they would; where all have ended nothing more is drawn."""
+    """The row is filled up with the stop; other rows go on as before; when all have ended, nothing more is drawn."""
     model = language_model()
     tokens = torch.randint(11, (8, 3), generator=generator(1))
     plain = model.generate(tokens, 9, temperature=0.0)[:, 3:]
@@ -215,7 +215,7 @@ def test_a_row_ends_with_the_stop():
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("side", ["right", "left", "within"])
 def test_padding_in_a_language_model_is_as_good_as_absent(side, positions):
-    """Also where a sequence is cut. What stands in it makes no difference."""
+    """Also where a sequence is cut. The tokens in the padding make no difference."""
     model = language_model(positions=positions)
     tokens, padded = prompts(6, 3, 5, side=side)
     logits = model(tokens, key_padding_mask=padded)

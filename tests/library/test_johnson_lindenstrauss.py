@@ -1,4 +1,5 @@
-"""Projected distances and products: exact laws, moments and bounds against draws, each test with its error rate."""
+"""Projected distances and products: exact laws, moments and bounds compared with draws; each test has its error
+rate."""
 
 from math import log
 
@@ -33,7 +34,7 @@ def test_law(draw):
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    """Those of the law that the draws follow."""
+    """The moments are those of the distribution that the draws follow."""
     law = jl.share_law(draw, D, K)
     assert jl.share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
 
@@ -46,7 +47,7 @@ def test_moments_by_hand():
 
 
 def test_error_rate_of_the_law_test():
-    """Of 1,000 tests of the right law at level 0.1, 100 reject on average; at half or twice the level 5 sigma away."""
+    """Of 1,000 tests of the right law at level 0.1, 100 reject on average; half or twice as many are 5 sigma away."""
     law = jl.share_law("haar", D, K)
     uniform = torch.rand(1000, 100, generator=generator(), dtype=torch.float64)
     samples = torch.from_numpy(law.ppf(uniform.numpy()))
@@ -79,7 +80,7 @@ def test_dimension_suffices():
 
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])
 def test_failure_of_one_pair_is_exact(draw):
-    """For two points the union bound is an equality: about half of the draws fail, as many as it says."""
+    """For two points the union bound is an equality: about half of the draws fail, as it says."""
     pair, eps, count = points(2, 24), 0.3, 2000
     failed = int((jl.sample_distortions(pair, 8, count, draw=draw, generator=generator()) > eps).sum())
     exact = jl.failure_bound(2, 24, 8, eps, draw=draw)
@@ -88,7 +89,7 @@ def test_failure_of_one_pair_is_exact(draw):
 
 
 def test_failure_of_many_pairs_is_bounded():
-    """No more than the bound says; with so many pairs not much fewer, so that a bound of a third would be exceeded."""
+    """No more draws fail than the bound says, and with so many pairs not much fewer: more than a third of the bound."""
     cloud, eps, count = points(15, 48), 0.5, 400
     failed = int((jl.sample_distortions(cloud, 26, count, generator=generator()) > eps).sum())
     bound = jl.failure_bound(15, 48, 26, eps)
@@ -98,7 +99,7 @@ def test_failure_of_many_pairs_is_bounded():
 
 
 def test_least_dimension():
-    """The factor 2.25 of looseness: 341 where Dasgupta and Gupta ask for 768."""
+    """Dasgupta and Gupta's dimension is too large by a factor 2.25: 341 is enough where they ask for 768."""
     assert jl.least_dimension(1000, 1024, 0.3) == 341
     assert jl.least_dimension(1000, 1024, 0.3, draw="gaussian") == 561
     for options in ({}, {"failure": 0.01}, {"draw": "gaussian"}):
@@ -127,7 +128,8 @@ def test_distortion_by_hand():
 
 @pytest.mark.parametrize("draw", ORTHOGONAL)
 def test_square_is_exact(draw):
-    """All distances are kept to rounding: entries of W^T W are off by at most 4 d eps, and their sum over d, twice."""
+    """All distances are kept to rounding: entries of W^T W are off by 4 d eps at most, twice a sum of d by 8 d^2
+    eps."""
     d = 32
     worst = jl.sample_distortions(points(40, d), d, 3, draw=draw, generator=generator())
     assert worst.max() < 8 * d**2 * torch.finfo(torch.float64).eps
@@ -145,7 +147,7 @@ def test_without_the_factor():
 
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])
 def test_measured_dimension(draw):
-    """Against the definition: column by column, the last failure and one more."""
+    """By the definition, column by column, it is one more than the last number of columns that fails."""
     cloud = points(12, 20)
     found = jl.measured_dimension(cloud, 0.4, draw=draw, generator=generator(1))
     w = DRAWS[draw](20, generator=generator(1), dtype=torch.float64)
@@ -161,7 +163,7 @@ def test_measured_dimension(draw):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("cosine", [-1.0, 0.0, 0.6])
 def test_products(draw, tied, cosine):
-    """The mean of one map is k/d of the product and that of two is zero, far apart in standard errors."""
+    """With one map the mean is k/d of the product, with two it is zero: many standard errors apart."""
     mean, variance = jl.product_moments(draw, D, 4, cosine, tied=tied)
     products = jl.sample_products(draw, D, 4, cosine, COUNT, tied=tied, generator=generator())
     assert abs(estimate(products).deviation(mean)) < SIGMAS

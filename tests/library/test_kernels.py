@@ -35,7 +35,7 @@ MAPS = {
 
 def points():
     x = normal(N, K)
-    x[:, 0] = x[:, 0].abs()  # or a point whose ReLUs are all 0 has no features
+    x[:, 0] = x[:, 0].abs()  # otherwise a point whose ReLUs are all 0 would have no features
     return x
 
 
@@ -104,7 +104,7 @@ def test_a_map_that_treats_keys_otherwise_is_noticed():
 
 @pytest.mark.parametrize(("distance", "features"), [(1, 1), (2, 2), (5, 2), (5, 5), (6, 4), (9, 3)])
 def test_no_weights_of_that_rank_are_below(distance, features):
-    """Of either sign, divided by their sums or not."""
+    """Weights of either sign, divided by their sums or not."""
     length, g = kernels.tokens(distance), generator()
     for size in (0.3, 1.0, 4.0):
         q, k = size * torch.randn(2, length, features, generator=g, dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_no_weights_of_that_rank_are_below(distance, features):
 
 
 def test_the_bound_is_that_of_the_rank():
-    """r + 1 rows of the identity, of whose singular values K can be met."""
+    """The bound is for r + 1 rows of the identity: K of their singular values can be matched."""
     for distance, features in ((1, 1), (5, 2), (9, 3), (3, 8)):
         missed = torch.linalg.svdvals(torch.eye(distance + 1))[features:].square().sum() / (distance + 1)
         assert kernels.least_error(distance, features) == pytest.approx(float(missed))
@@ -124,7 +124,7 @@ def test_the_bound_is_that_of_the_rank():
 
 @pytest.mark.parametrize(("distance", "features"), [(1, 2), (1, 8), (4, 8), (7, 8), (15, 16)])
 def test_up_to_the_number_of_features_copies_are_built(distance, features):
-    """At most K unwanted weights of 2 exp(-SHARPNESS) each, and the sum of their squares twice: row and diagonal."""
+    """There are at most K unwanted weights of 2 exp(-SHARPNESS) each; their squares count twice: row and diagonal."""
     length = kernels.tokens(distance, 20)
     error = kernels.copy_error(kernels.causal_weights(*kernels.copying(length, distance, features)), distance)
     assert kernels.least_error(distance, features) == 0

@@ -36,12 +36,12 @@ def test_frozen_weights_are_buffers(projection):
 @pytest.mark.parametrize("projection", list(PROJECTIONS))
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_conversion(projection, form):
-    """To the standard layer bit for bit; to PyTorch's own layer, which multiplies in another order, to rounding."""
+    """To the standard layer it is exact bit for bit; to PyTorch's, which multiplies in another order, to rounding."""
     x, mask = draw(2, 6, 8), draw(6, 6) > -1
     ora = layer(projection, form=form)
     standard = to_standard(ora)
     assert {n for n, _ in standard.named_parameters()} == {n for n, _ in layer("learned").named_parameters()}
-    if projection.startswith("structured"):  # whose weights are made by other sums
+    if projection.startswith("structured"):  # its weights are made by other sums
         torch.testing.assert_close(standard(x, attn_mask=mask), ora(x, attn_mask=mask), atol=1e-6, rtol=1e-6)
     else:
         assert torch.equal(standard(x, attn_mask=mask), ora(x, attn_mask=mask))
@@ -56,8 +56,8 @@ def test_conversion(projection, form):
     ("heads", "width", "shared"), [(4, 4, 4), (4, 4, 2), (4, 4, 1), (3, 1, 1), (1, 6, None), (5, 7, None), (6, 8, 2)]
 )
 def test_heads_by_the_definition(projection, heads, width, shared):
-    """Of any number and width, each head of queries with the head of keys and values that its group has, with biases,
-    and its gradients: those of a layer whose keys and values are repeated beforehand."""
+    """Heads of any number and width, with biases: each head of queries uses the head of keys and values of its group.
+    Outputs and gradients are those of a layer whose keys and values are repeated beforehand."""
     name = str(projection)
     if name.startswith("structured") and heads * width > 16:
         return  # a structured draw has no more columns than rows
@@ -93,7 +93,7 @@ def test_heads_by_the_definition(projection, heads, width, shared):
 
 
 def test_cross_attention_gradients():
-    """Stopped: nothing reaches x, whose part is the queries alone; the context is reached through v alone."""
+    """If stopped, x gets no gradient, as it makes only the queries; the context gets one through v alone."""
     x, context = draw(1, 3, 8).double().requires_grad_(), draw(1, 7, 8, seed=2).double().requires_grad_()
     one = layer("stopped", dtype=torch.float64)
     into_x, into_context = torch.autograd.grad(one(x, context).square().sum(), [x, context], allow_unused=True)
@@ -127,7 +127,7 @@ def test_a_model_without_positions_serves_any_length_and_takes_order_from_its_at
     first, state = model(tokens[:, :25], return_state=True)
     rest = model(tokens[:, 25:], initial_state=state)
     torch.testing.assert_close(torch.cat([first, rest], 1), whole, atol=1e-12, rtol=0)
-    # One causal softmax layer sees what came before as a set: in another order it answers the last token alike.
+    # One causal softmax layer sees earlier tokens as a set: their order does not change the answer to the last token.
     other = torch.cat([tokens[:, :-1].flip(1), tokens[:, -1:]], 1)
     torch.testing.assert_close(model(other)[:, -1], whole[:, -1], atol=1e-12, rtol=0)
     placed = LanguageModel(13, 8, 2, 1, max_length=40, dtype=torch.float64, generator=generator())
@@ -137,7 +137,7 @@ def test_a_model_without_positions_serves_any_length_and_takes_order_from_its_at
 def test_sinusoidal_positions_are_fixed_and_as_long_as_the_tokens():
     model = LanguageModel(13, 64, 2, 1, max_length=40, positions="sinusoidal", generator=generator())
     assert "embed_positions" in dict(model.named_buffers()) and "embed_positions" in model.state_dict()
-    # Each plane's sine and cosine have one square between them: every row is as long, 0.02 sqrt(64).
+    # In each plane the squares of sine and cosine have one sum, so all rows have the same length, 0.02 sqrt(64).
     torch.testing.assert_close(model.embed_positions.norm(dim=-1), torch.full((40,), 0.02 * 8))
     like = LanguageModel(13, 64, 2, 1, max_length=None, generator=generator())
     tokens = torch.randint(13, (2, 40), generator=generator())
@@ -155,7 +155,7 @@ def test_dropout_leaves_out_a_share_while_training(norm_first):
     assert not torch.equal(first, second)
     torch.manual_seed(0)
     assert torch.equal(block(x), first)
-    if norm_first:  # with an attention of zeros, what is added to x is the second half's: nothing, or 4/3 of it
+    if norm_first:  # with zero attention only the second half adds to x: nothing, or 4/3 of it
         with torch.no_grad():
             block.attention.weight_o.zero_()
         halves = (block(x) - x) / (block.eval()(x) - x)
@@ -172,7 +172,7 @@ def test_a_model_hands_gates_to_every_block():
 def test_initialisation_scale():
     """Learned and frozen weights start with the same variance 1/d, so that arms differ in nothing else."""
     learned = MultiheadAttention(256, 4, generator=generator())
-    # The variance estimate of 65,536 entries has a relative spread below 1 %: five of them.
+    # The variance estimate of 65,536 entries has a relative spread below 1 %; the bound is five of these.
     for weight in (learned.projection.weight_q, learned.weight_v, DRAWS["haar"](256, generator=generator())):
         assert abs(weight.var().item() * 256 - 1) < 0.05
 

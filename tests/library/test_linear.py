@@ -1,5 +1,5 @@
-"""Linear attention's maps: each kernel by loops against its formula, its range, and what is said of it. At the end
-efficient attention, whose softmax over positions is no such map."""
+"""Linear attention's maps: each kernel compared with its formula by loops, its range, and what is declared about it. At
+the end efficient attention, whose softmax over positions is not such a map."""
 
 import math
 
@@ -16,7 +16,7 @@ from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluP
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 
 FORMS = [linear_attention_reference, linear_attention]
-TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, some 100 eps of float64
+TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, about 100 eps of float64
 
 
 def elu(x):
@@ -28,7 +28,7 @@ def relu(x):
 
 
 def elementwise(phi):
-    """The kernel of a function of each number: its scale multiplies both before it, and is 1 by default."""
+    """The kernel of an elementwise function: the scale, 1 by default, multiplies queries and keys before it."""
 
     def kernel(q, k, scale, i, j):
         root = math.sqrt(1 if scale is None else scale)
@@ -46,7 +46,7 @@ def cosformer(horizon):
 
 
 def taylor(order):
-    """The series in q.k / sqrt(K), or in `scale` times q.k."""
+    """The Taylor series in q.k / sqrt(K), or in `scale` times q.k."""
 
     def kernel(q, k, scale, i, j):
         t = sum(a * b for a, b in zip(q, k, strict=True)) * (1 / math.sqrt(len(q)) if scale is None else scale)
@@ -81,7 +81,7 @@ KERNELS = {
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "pairs", "scale", "no scale", "cross"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_formula(name, attention, case):
-    """The reference serves any mask of pairs, too; a row without any is 0."""
+    """The reference also serves any mask of pairs; a row without a pair is 0."""
     if case == "pairs" and attention is linear_attention:
         return
     feature_map, kernel = KERNELS[name]
@@ -97,7 +97,7 @@ def test_formula(name, attention, case):
     if case == "pairs":
         allowed = torch.tensor([[1, 0, 1, 0, 1], [0] * 5, [1] * 5, [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]]) > 0
         kwargs = {"attn_mask": allowed}
-    if "scale" in case:  # a scale of 0 leaves a map nothing to tell tokens by, and ReLUs without a floor no weight
+    if "scale" in case:  # at scale 0 a map cannot tell tokens apart, and ReLUs without a floor have no weight
         kwargs = {"scale": 0.3 if case == "scale" else 0.0}
     scale = kwargs.get("scale")
     expected = averaged(lambda i, j: kernel(q[i].tolist(), k[j].tolist(), scale, i, j), v, allowed)
@@ -109,7 +109,7 @@ def test_formula(name, attention, case):
 
 @pytest.mark.parametrize("tile", [chunking.TILE, 1])
 def test_states_are_sums(tile, monkeypatch):
-    """S and z are the sums of features that they are said to be; with the keys' scales, divided by the largest."""
+    """S and z are the sums of features that they should be; if keys have scales, divided by the largest."""
     monkeypatch.setattr(chunking, "TILE", tile)
     q, k, v = draw(2, 70, 3), draw(2, 70, 3, seed=1), draw(2, 70, 4, seed=2)
     maps = [each for each, _ in KERNELS.values() if not each.positional]
@@ -128,7 +128,7 @@ def test_states_are_sums(tile, monkeypatch):
 
 
 def test_elu_plus_one():
-    """With all digits of small values, and a derivative that is continuous at 0, where padding lies."""
+    """The map keeps all digits of small values, and its derivative is continuous at 0, where padding lies."""
     phi, x = EluPlusOne().function, torch.linspace(-5, 5, 101, dtype=torch.float64)
     torch.testing.assert_close(phi(x), torch.nn.functional.elu(x) + 1, **TOLERANCE)
     small = torch.tensor([-30.0, -80.0])
@@ -141,8 +141,8 @@ def test_elu_plus_one():
 
 @pytest.mark.parametrize("attention", FORMS)
 def test_exp_is_softmax_over_features_for_queries(attention):
-    """Whose divisor, one a row, cancels; for keys it does not. Where exp itself overflows, the result is the same as at
-    numbers that are smaller by a constant."""
+    """The softmax's divisor, one for each row, cancels for queries; for keys it does not. Where exp itself overflows,
+    the result is the same as for numbers that are smaller by a constant."""
     q, k, v = draw(2, 6, 4), draw(2, 6, 4, seed=1), draw(2, 6, 3, seed=2)
 
     def averaged(phi_q, phi_k):
@@ -153,7 +153,7 @@ def test_exp_is_softmax_over_features_for_queries(attention):
     torch.testing.assert_close(o, averaged(q.softmax(-1), k.exp()), **TOLERANCE)
     assert (o - averaged(q.softmax(-1), k.softmax(-1))).abs().max() > 0.01
     o = attention(q + 1000, k - 1000, v, feature_map=Exp(), is_causal=True)
-    # which has lost 1000 eps of what it rounds, relative to 1
+    # the sums with 1000 are rounded by 1000 eps, relative to 1
     torch.testing.assert_close(o, attention(q, k, v, feature_map=Exp(), is_causal=True), atol=1e-12, rtol=0)
 
 
@@ -181,7 +181,7 @@ def test_cosformer_ends_at_its_horizon(attention):
 
 
 def test_cosformer_depends_on_distance():
-    """Weights of moved tokens do not change; of equal ones they fall with the distance, from 1 to nearly 0."""
+    """Moving tokens does not change their weights; weights of equal tokens fall with distance, from 1 to nearly 0."""
     k = draw(1, 4, seed=1).abs().expand(HORIZON, 4)
     weights = kernel_weights(CosFormer(), k[:1], k)[0]
     assert bool((weights.diff() < 0).all()) and 0 < weights[-1] / weights[0] < 1e-3
@@ -193,7 +193,7 @@ def test_cosformer_depends_on_distance():
 @pytest.mark.parametrize("attention", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_with_nothing_in_common(attention, causal):
-    """A query whose ReLUs meet those of no key gives 0, and neither it nor they get a gradient from it."""
+    """A query whose ReLUs overlap with no key's gives 0, and neither the query nor the keys get a gradient from it."""
     q, k = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[-1.0, 2.0], [-1.0, 3.0]])
     leaves = [x.requires_grad_() for x in (q, k, torch.ones(2, 3))]
     o = attention(*leaves, feature_map=CosFormer(), is_causal=causal)
@@ -202,7 +202,7 @@ def test_rows_with_nothing_in_common(attention, causal):
 
 
 def test_taylor_is_near_exp():
-    """By the remainder of the series for |t| <= 1: e / (p + 1)!; of order 2 never below 1/2, of order 3 negative."""
+    """Within the remainder e / (p + 1)! for |t| <= 1; order 2 is never below 1/2, order 3 is negative somewhere."""
     q, k = draw(50, 8), draw(50, 8, seed=1)
     t = 2 * q @ k.mT / math.sqrt(8)
     near, found = t.abs() <= 1, []
@@ -278,7 +278,7 @@ def test_causal_efficient_formula(attention):
 
 
 def test_causal_efficient_is_gated_linear_attention():
-    """The running softmax p is the key, and 1 - p what is left; the state is the averages, and the sums' logarithms."""
+    """The running softmax p is the key and 1 - p the decay; the state has the averages and the sums' logarithms."""
     q, k, v = draw(9, 3), draw(9, 3, seed=1), draw(9, 2, seed=2)
     p = torch.stack([k[: i + 1].softmax(0)[-1] for i in range(9)])
     decay = (1 - p).log().clamp(min=-1e3)  # the first token leaves nothing
@@ -297,7 +297,7 @@ def test_causal_efficient_at_its_limits(attention):
     o = attention(*leaves, is_causal=True)
     largest = k.cummax(1).indices[..., None].expand(-1, -1, -1, 6)  # (B, N, features, 1 -> V)
     wanted = (q.softmax(-1)[..., None] * v[:, None].expand(-1, 70, -1, -1).gather(2, largest)).sum(2)
-    torch.testing.assert_close(o, wanted, atol=1e-5, rtol=1e-5)  # sums of some dozen numbers of 1, in float32
+    torch.testing.assert_close(o, wanted, atol=1e-5, rtol=1e-5)  # sums of about a dozen numbers of 1, in float32
     assert all(x.isfinite().all() for x in torch.autograd.grad(o.sum(), leaves))
 
 
@@ -310,13 +310,13 @@ def test_causal_efficient_refuses(attention):
 
 
 def test_efficient_is_not_its_causal_counterpart():
-    """`linear-exp` divides a row's weights by their sum, this each feature's over positions: equal where keys are."""
+    """`linear-exp` divides a row's weights by their sum, this one each feature's over positions: equal if keys are."""
     q, k, v = draw(9, 6), draw(9, 6, seed=1), draw(9, 5, seed=2)
     linear = MECHANISMS["linear-exp"].fast
     assert (efficient_attention(q, k, v) - linear(q, k, v)).abs().max() > 0.01
     same = k[:1].expand_as(k)
     torch.testing.assert_close(efficient_attention(q, same, v), linear(q, same, v), **TOLERANCE)
-    # and where one token's keys are another's turned round, since then each feature's sum over positions is the same
+    # also if the tokens' keys are rotations of each other, since each feature's sum over positions is then the same
     turned = torch.stack([k[0].roll(i) for i in range(6)])
     torch.testing.assert_close(efficient_attention(q, turned, v[:6]), linear(q, turned, v[:6]), **TOLERANCE)
 

@@ -1,4 +1,4 @@
-"""Global tokens with projections of their own: by definition, as the pattern at first, who reads what, cost."""
+"""Global tokens with projections of their own: the definition, the pattern as the start, who reads what, cost."""
 
 import copy
 
@@ -15,12 +15,12 @@ from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_
 from ortho.cost.layers import longformer_layer
 
 D, H, K, WIDTH, TOKENS = 12, 3, 4, 4, 5
-# Sums of some dozens of products of numbers near 1, in another order: each is rounded to eps.
+# Sums of a few dozen products of numbers near 1, in another order: each is rounded to eps.
 TOLERANCE = {"rtol": 0, "atol": 1e3 * torch.finfo(torch.float64).eps}
 
 
 def make(form="fast", bias=True, different=True):
-    """A layer, whose global weights are by default no longer those that it began with."""
+    """A layer; by default its global weights are no longer equal to the others, as they are at first."""
     generator = torch.Generator().manual_seed(0)
     kind = {"bias": bias, "form": form, "dtype": torch.float64, "generator": generator}
     layer = LongformerAttention(D, H, width=WIDTH, tokens=TOKENS, **kind)
@@ -35,7 +35,7 @@ def inputs(length, seed=1):
 
 
 def by_rows(layer, x, mask):
-    """One query of one head at a time: the first tokens by global weights over all keys, others by the rest."""
+    """One query of one head at a time: the first tokens use global weights over all keys, others the other weights."""
     heads = torch.zeros(*x.shape, dtype=x.dtype)
     for i in range(x.shape[1]):
         end = "_global" if i < TOKENS else ""
@@ -73,11 +73,11 @@ def test_definition_and_gradients(form, length, masked):
     for got, expected in pairs:
         assert (got is None) == (expected is None)
         if got is not None:
-            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)  # of squares of some dozen
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)  # gradients of squares of about a dozen
 
 
 def test_a_new_layer_is_the_pattern():
-    """Global weights begin as the others, and are parameters of their own: 7 d^2 in all."""
+    """Global weights begin equal to the others, but are separate parameters: 7 d^2 in all."""
 
     class Attend(nn.Module):
         def forward(self, q, k, v, *, attn_mask=None, **_):
@@ -103,7 +103,7 @@ def test_global_weights_reach_the_rows_of_global_tokens_alone(part):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("length", [4, 6, 30])
 def test_keys_without_rows(is_causal, length):
-    """The pattern's pairs, counted and attended to; the first rows are zeros."""
+    """The pattern's pairs are counted and attended to; the first rows are zeros."""
     pattern = GlobalKeys(WIDTH, TOKENS)
     assert pattern.pairs(length, is_causal=is_causal) == int(pattern.mask(length, is_causal=is_causal).sum())
     q, k, v = (inputs(length, seed)[:, None] for seed in range(3))

@@ -1,4 +1,4 @@
-"""Names that are not known: the nearest known one is said, and many names are not listed whole."""
+"""Unknown names: the error names the nearest known one, and does not list all names if there are many."""
 
 import pytest
 from refusals import refuses

@@ -33,7 +33,7 @@ def test_low_precision_and_reproducible(name):
 
 
 def haar_alarms(draw, n: int = 4, draws: int = 2000) -> list[str]:
-    """Which properties of the Haar law on O(n) a draw visibly lacks; each is a test at level FALSE_ALARM.
+    """The properties of the Haar law on O(n) that a draw visibly lacks, each by a test at level FALSE_ALARM.
 
     For W Haar: u^T W u has the law of a coordinate on the sphere, (1 + coordinate)/2 ~ Beta((n-1)/2, (n-1)/2), for
     every fixed unit u; the angle law is invariant, so tr W has mean 0 and variance 1; det W is +1 or -1 evenly.
@@ -58,7 +58,7 @@ def test_haar_law(name):
 
 
 def test_haar_law_catches_wrong_draws():
-    """The test above has teeth: QR without its sign fix, and the left factor of an SVD alone, are found out."""
+    """The test above can fail: it detects QR without its sign fix, and the left factor of an SVD alone."""
 
     def raw_qr(n, *, generator, dtype):
         return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=dtype)).Q

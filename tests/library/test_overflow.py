@@ -27,8 +27,8 @@ def drawn():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.causal])
 def test_the_future_overflows_alone(name, form):
-    """Products with keys of 3e38 are infinite, or NaN where signs differ. Earlier rows are the same to the bit; where
-    lengths or sums of all keys are taken, an error names them."""
+    """Products with keys of 3e38 are infinite, or NaN where signs differ. Earlier rows are the same to the bit; a
+    mechanism that takes lengths or sums of all keys raises an error that names the keys."""
     q, k, v = drawn()
     huge = k.clone()
     huge[..., CUT:, :] = 3e38
@@ -45,7 +45,7 @@ HIDING = [(n, f) for n, m in MECHANISMS.items() for f in FORMS if m.family in ("
 
 @pytest.mark.parametrize(("name", "form"), [pair for pair in HIDING if pair != ("softmax", "fast")])
 def test_hidden_keys_overflow_alone(name, form):
-    """In a call that is not causal, keys that a mask hides. (PyTorch's kernel adds a mask to scores, and gives NaN.)"""
+    """Hidden keys change nothing in calls that are not causal. (PyTorch's kernel adds masks to scores: NaN.)"""
     q, k, v = drawn()
     huge = k.clone()
     huge[..., CUT:, :] = -3e38
@@ -60,8 +60,8 @@ FLOODED = ERASING | {"ttt-contrastive", "ttt-huber-norm"}
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.causal])
 def test_future_values_overflow_alone(name, form):
-    """Sums of values of 3e38 are infinite, and what is written of such differences is NaN. Earlier rows are the same to
-    the bit; where what is written is read by products over a chunk, an error names the values."""
+    """Sums of values of 3e38 are infinite, and written differences of them are NaN. Earlier rows are the same to the
+    bit; a mechanism that reads what it wrote by products over a chunk raises an error that names the values."""
     q, k, v = drawn()
     f = MECHANISMS[name].form(form)
     kept = f(q, k, v, is_causal=True)[..., :CUT, :]
@@ -105,12 +105,12 @@ HARMLESS = ["tiny", "no queries", "no keys", "nothing", "ones", "minus ones"]  #
 
 
 def ways(mechanism):
-    """Of is_causal, those that are served."""
+    """The values of `is_causal` that are served."""
     return [way for way, served in ((False, mechanism.bidirectional), (True, mechanism.causal)) if served]
 
 
 def called(mechanism):
-    """(is_causal, attn_mask): both ways; and in one a mask, which leaves fewer keys, in whatever way."""
+    """(is_causal, attn_mask): each way that is served, and one of them with a mask, which leaves fewer keys."""
     served = ways(mechanism)
     return [*((way, None) for way in served), (served[-1], torch.arange(TOKENS) % 3 == 1)]
 
@@ -121,8 +121,8 @@ def called(mechanism):
 def test_extremes(name, form, dtype):
     """A finite output with finite gradients, or an error that names what is out of range; never NaN.
 
-    An output is right as far as can be said without computing it again: where no weight is negative it is an average
-    of the values, or 0 where no weight is left and may be.
+    An output is checked as far as possible without computing it again: if no weight is negative, it is an average of
+    the values, or 0 if a row may be without weight.
     """
     m, drawn = MECHANISMS[name], [draw(2, TOKENS, 16, seed=i, dtype=dtype) for i in range(3)]
     for (kind, change), (causal, mask) in product(EXTREMES.items(), called(m)):
@@ -153,7 +153,7 @@ def test_extremes(name, form, dtype):
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("form", FORMS)
 def test_float32_keeps_its_digits(name, form):
-    """Where tokens are alike, gradients are differences: float32's are float64's to some 1e4 eps all the same."""
+    """Where tokens are alike, gradients are differences; in float32 they still equal float64's to about 1e4 eps."""
     for kind in ("no queries", "no keys", "ones", "minus ones"):
         results = []
         for dtype in (torch.float32, torch.float64):
@@ -168,7 +168,7 @@ def test_float32_keeps_its_digits(name, form):
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_to_attend_to(name, form):
-    """Zeros, without gradients; next to sequences that are not hidden, and whatever the hidden ones hold."""
+    """Outputs are zeros without gradients, beside sequences that are not hidden, and whatever the hidden ones hold."""
     m, (q, k, v) = MECHANISMS[name], [draw(2, TOKENS, 16, seed=s) for s in range(3)]
     mask = torch.tensor([False, True])[:, None, None]
     for causal, factor in product(ways(m), (0.0, 1.0, 1e3)):

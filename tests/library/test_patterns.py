@@ -22,7 +22,7 @@ from ortho.attention.sparse.tiling import Section
 from ortho.attention.sparse.window import BlockedWindow, Window
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
-# Sums of at most 300 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
+# Sums of at most 300 float64 products of size 10, in another order, after exponentials of scores up to 10.
 TOLERANCE = {"atol": 1e-12, "rtol": 1e-12}
 K, V = 4, 5
 
@@ -42,7 +42,7 @@ def test_masks_follow_their_rules(pattern, rule):
 @pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_counts(pattern, rule, causal):
-    """Every length up to 70 and some longer; what is kept of two tokens does not depend on those behind them."""
+    """Every length up to 70 and some longer; whether a pair is kept does not depend on the tokens after it."""
     whole = pattern.mask(LONGEST, is_causal=causal)
     for n in (*range(1, 71), 99, 100, 127, 128, 129, 200, 257, LONGEST):
         assert pattern.pairs(n, is_causal=causal) == int(whole[:n, :n].sum()), n
@@ -64,7 +64,7 @@ def test_published_counts():
 
 @pytest.mark.parametrize("sizes", [(2, 1, 3, 0), (1, 0, 2, 5), (3, 2, 0, 1)])
 def test_big_bird(sizes):
-    """A window of blocks, leading ones, and as many others before each as are asked for, or as there are; both ways."""
+    """A window of blocks, leading blocks, and before each block the number of others asked for, or all; both ways."""
     reach, leading, random, seed = sizes
     rows = BigBird(1, *sizes).rows(40, 40)
     draws = set()
@@ -77,12 +77,12 @@ def test_big_bird(sizes):
         draws.add(tuple(t - b for b in sorted(drawn)))
     assert (len(draws) > 20) == (random > 0)
     assert (BigBird(1, reach, leading, random, seed + 1).rows(40, 40) != rows) == (random > 0)
-    # What is drawn for a block does not depend on those behind it.
+    # What is drawn for a block does not depend on the blocks after it.
     assert torch.equal(BigBird(1, *sizes).mask(60)[:40, :40], BigBird(1, *sizes).mask(40))
 
 
 def test_masks_on_another_default_device():
-    """Where new tensors go by default; a seed that nothing was drawn with yet."""
+    """New tensors go to another device by default; the seed is one that nothing was drawn with yet."""
     pattern = BigBird(4, 2, 1, 3, seed=1234)
     with torch.device("meta"):
         kept = pattern.mask(60, device="cpu")
@@ -97,7 +97,7 @@ def test_masks_on_another_default_device():
 @pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_tilings_hold_the_mask(pattern, rule, causal):
-    """Each kept pair in one tiling: whole sequences, queries behind a state, a lone query, other numbers of keys."""
+    """Each kept pair is in one tiling: whole sequences, queries after a state, a lone query, other numbers of keys."""
     sections = [(0, n, n) for n in (1, 2, 5, 16, 63, 64, 65, 100, 197)]
     sections += [(a, b, b) for a, b in ((1, 2), (37, 38), (199, 200), (3, 70), (60, 130), (64, 128), (130, 137))]
     if not causal:
@@ -110,7 +110,7 @@ def test_tilings_hold_the_mask(pattern, rule, causal):
 
 
 def test_a_row_for_each_block_of_queries():
-    """Of keys there may be more blocks than rows, and fewer than the rows name."""
+    """There may be more blocks of keys than rows, and fewer than the rows name."""
     pattern = BlockSparse(16, ((0, 1, 2),))
     for keys in (128, 20):
         assert torch.equal(pattern.mask(16, keys), (torch.arange(keys) < 48).expand(16, keys))
@@ -119,8 +119,8 @@ def test_a_row_for_each_block_of_queries():
 
 
 N = 4096
-# What is computed over what is kept of 4096 tokens, causal and not. Tiles of 64 queries read 63 keys that not all of
-# them keep; a column of 64 tokens is cut into two tiles, one of 32 is one.
+# Computed pairs over kept pairs of 4096 tokens, causal and not. Tiles of 64 queries read 63 keys that not all of them
+# keep; a column of 64 tokens is cut into two tiles, a column of 32 is one tile.
 WASTE = {
     Window(256): (1.25, 1.13),
     BlockedWindow(256): (1.25, 1),
@@ -142,8 +142,8 @@ WASTE = {
 @pytest.mark.parametrize("pattern", WASTE, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 def test_little_is_computed_in_vain(pattern, causal):
-    """A lone query reads what it keeps, in whole blocks of a table or of summaries; and keys are read as they lie: no
-    block is copied for each tile that reads it."""
+    """A lone query reads only what it keeps, in whole blocks of a table or of summaries. Keys are read where they lie:
+    no block is copied for each tile that reads it."""
     computed = sum(work.pairs for work in pattern.work(N, is_causal=causal))
     most = WASTE[pattern][not causal]
     assert most - 0.02 < computed / pattern.pairs(N, is_causal=causal) <= most
@@ -177,8 +177,8 @@ LONG_ROWS = {
 @pytest.mark.parametrize("pattern", LONG_ROWS.values(), ids=LONG_ROWS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_tables_hold_little_but_blocks(pattern, causal):
-    """However few rows are long: a table is at most four times what it would be if all were as long as on average. Up
-    to an entry a token there is one table: a further tiling would cost more than it saves."""
+    """However few rows are long, a table is at most four times what it would be if all rows had the average length. Up
+    to one entry for each token there is one table: a further tiling would cost more than it saves."""
     n = 2000
     tilings = pattern.tilings(Section(0, n, n, causal))
     tables = [tiling.table for tiling in tilings]
@@ -202,7 +202,7 @@ def qkv(*lead, length, keys=None, dtype=torch.float64):
 
 
 def compare(leaves, **kwargs):
-    """Both forms: outputs, states, and the gradients of all operands and of the state."""
+    """Assert that both forms have equal outputs, states, and gradients of all operands and of the state."""
     state = kwargs.get("initial_state", ())
     results = []
     for function in FORMS.values():
@@ -233,7 +233,7 @@ def test_fast_equals_reference(pattern):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_of_every_shape(causal):
-    """That broadcasts, with a state and without; rows may be left with nothing."""
+    """Every shape that broadcasts, with a state and without; rows may be left without a key."""
     g, call = torch.Generator().manual_seed(3), {"pattern": Parity(), "is_causal": causal}
     for shape in ((), (70,), (70, 1), (1, 70), (3, 1, 70), (2, 1, 70, 70), (2, 3, 70, 1), (1, 1, 70, 70)):
         compare(qkv(2, 3, length=70), attn_mask=torch.rand(shape, generator=g) < 0.5, **call)
@@ -253,10 +253,10 @@ def test_the_definition_is_softmax_attention_under_the_mask(pattern, causal):
 @pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if m.family == "sparse"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_mechanisms(name, causal):
-    """At the sizes that are registered, longer than they reach; float32 is near float64, and half precision near that.
+    """At the registered sizes, on a sequence longer than they reach; float32 and half precision are near float64.
 
-    A score of 5 is rounded by 3e-7 of it, as are sums of weighted values of 4; 2e-5 leaves a factor of 10. bfloat16
-    rounds the operands by 2^-9 of them and the output by as much: 0.1 for scores of 5 and values of 4.
+    A score of 5 is rounded by a relative 3e-7, and so are sums of weighted values of 4; 2e-5 leaves a factor of 10.
+    bfloat16 rounds operands and outputs by a relative 2^-9: 0.1 for scores of 5 and values of 4.
     """
     mechanism, leaves = MECHANISMS[name], [x.detach() for x in qkv(2, length=700)]
     exact = mechanism.reference(*leaves, is_causal=causal)
@@ -270,7 +270,7 @@ def test_mechanisms(name, causal):
 
 @pytest.mark.bad_input
 def test_errors():
-    """Beside what annotations refuse, of every function and pattern: see `test_fuzz.py`."""
+    """Errors other than those of annotations, for which `test_fuzz.py` tests every function and pattern."""
     for pattern, function in product(("window", None, Window, torch.ones(6, 6, dtype=torch.bool)), FORMS.values()):
         refuses("pattern: expected a Pattern, got ", function, *qkv(2, length=6), pattern=pattern, error=TypeError)
     refuses("pattern: expected a Pattern, got int 5", pattern_mechanism, "window", 5, "", error=TypeError)

@@ -1,7 +1,7 @@
-"""What a fast form computes in pieces, which are chunks, tiles, blocks or mini-batches, is what the definition gives.
+"""A fast form that computes in pieces (chunks, tiles, blocks or mini-batches) gives what the definition gives.
 
-For every mechanism that has pieces, wherever they end and however many are computed together: states, masks and all
-gradients. (`test_properties.py` holds all mechanisms to what must hold in a layer, where short sequences are a piece.)
+This holds for every mechanism that has pieces, wherever they end and however many are computed together, with states,
+masks and all gradients. (`test_properties.py` tests all mechanisms in a layer, where short sequences are one piece.)
 """
 
 from functools import partial
@@ -22,16 +22,16 @@ from ortho.cost.counting import Allocations
 EVERY = pytest.mark.parametrize("name", PIECEWISE)
 CAUSAL = pytest.mark.parametrize("name", [name for name, m in PIECEWISE.items() if m.causal])
 CUT = 5
-SIZES = [(1, 4), (8, 1), (13, 4), (33, 16), (130, CHUNK)]  # of a second call, and of a piece
-# Both sides are float64. A sum has at most 150 products, each of at most some 10, and the systems that are solved have
-# inverses with entries of at most 4: errors are some 1e-13. Sums over kernels' features, up to 1e3, err by 1e-12. A
-# wrong term would show at 1e-2. Totals of signed weights cancel: the smallest is some 1e-3 of what is summed, and its
+SIZES = [(1, 4), (8, 1), (13, 4), (33, 16), (130, CHUNK)]  # lengths of a second call, and of a piece
+# Both sides are float64. A sum has at most 150 products, each of at most about 10, and the systems that are solved have
+# inverses with entries of at most 4: errors are about 1e-13. Sums over kernels' features, up to 1e3, err by 1e-12. A
+# wrong term would show at 1e-2. Totals of signed weights cancel: the smallest is about 1e-3 of its terms, and its
 # gradient squares that. Fits solve systems with condition numbers of 1e6.
 TOLERANCE, OF_FEATURES, LOOSE = 1e-12, 1e-11, 1e-7
 
 
 def ways(m):
-    """Of is_causal, those that are served."""
+    """The values of `is_causal` that are served."""
     return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
 
 
@@ -43,7 +43,7 @@ def same(found, expected, m):
 
 
 def functions(m, size):
-    """(function, its sizes, a tile) of both forms: all sequences in a tile, several, one, or a part of one."""
+    """(function, its sizes, a tile) of both forms; a tile has all sequences, several, one, or a part of one."""
     for form, tile in (("reference", TILE), ("fast", TILE), ("fast", 5), ("fast", 2)):
         function = m.form(form)
         yield function, pieces(function, size), tile
@@ -58,7 +58,7 @@ def growing(m, *lead, length):
 @pytest.mark.parametrize(("name", "sizes"), some(product(PIECEWISE, SIZES), 2))
 def test_two_calls_are_the_whole(name, sizes, monkeypatch):
     """Outputs, the state, and all gradients, also those through the state. Operands that lie in memory with gaps, as a
-    caller may hand them in, are not written to, in a backward pass neither."""
+    caller may pass them, are not written to, not even in a backward pass."""
     m, (length, size) = PIECEWISE[name], sizes
     if m.fitted:
         return  # it has no state
@@ -93,13 +93,13 @@ N = 11
 SHAPES = [(), (N,), (1, N), (3, 1, N), (2, 1, 1, N), (2, 3, 1, 1)]
 OF_PAIRS = [(N, N), (2, 1, N, N)]
 TAKES_PAIRS = {("flash", False), ("flash", True), ("alibi", False), ("alibi", True), ("fox", False)}  # name, is_causal
-KEEPS_KEYS = ["flash", "alibi", "fox", "path", "position-delta"]  # whose state masks reach into
+KEEPS_KEYS = ["flash", "alibi", "fox", "path", "position-delta"]  # masks reach into their states
 
 
 @EVERY
 def test_masks_of_every_shape(name, monkeypatch):
-    """Whatever broadcasts over the queries; of pairs where these are served. All gradients; rows with nothing to attend
-    to are zeros."""
+    """Every shape that broadcasts over the queries, and masks of pairs where these are served; all gradients. Rows with
+    nothing to attend to are zeros."""
     m = PIECEWISE[name]
     given = growing(m, 2, 3, length=N)
     for causal, shape in [(c, s) for c in ways(m) for s in SHAPES + OF_PAIRS * ((name, c) in TAKES_PAIRS)]:
@@ -119,7 +119,7 @@ def test_masks_of_every_shape(name, monkeypatch):
 
 @pytest.mark.parametrize("name", KEEPS_KEYS)
 def test_masks_beside_a_state(name):
-    """They span its keys, too."""
+    """Masks also span the state's keys."""
     m, mask = PIECEWISE[name], draw(2, 1, 1, CUT + N, seed=4) > 0
     given = operands(m, 2, 3, length=CUT + N)
     for causal in ways(m):
@@ -135,7 +135,7 @@ def test_masks_beside_a_state(name):
             same(differentiated(partial(in_two, m.form(form)), given), expected, m)
 
 
-BY_PLACE = {"cosformer", "alibi", "sparse-linear"}  # for which a hidden token is still a place
+BY_PLACE = {"cosformer", "alibi", "sparse-linear"}  # for these a hidden token still counts as a place
 KEPT = [name for name in PIECEWISE if name not in BY_PLACE and not name.startswith("ttt")]
 OF_QUERIES = {"q", "bias_queries", "log_far"}
 
@@ -144,12 +144,13 @@ OF_QUERIES = {"q", "bias_queries", "log_far"}
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kept", ["left", "scattered", "none"])
 def test_hidden_tokens(name, form, kept):
-    """As good as cut out of the sequence: rows of the others, and all gradients; and the state, where it is of a size
-    of its own. What a hidden token holds makes no difference, and it has no gradient but that of its query."""
+    """Hidden tokens are as good as cut out of the sequence: rows of the other tokens and all gradients are the same,
+    and so is the state if its size is fixed. What a hidden token holds makes no difference, and only its query has a
+    gradient."""
     m, index = PIECEWISE[name], torch.arange(N)
     mask = {"left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
     given = growing(m, 1, length=N)
-    own = {"same_tokens": True} if m.fitted else {}  # or a fit takes queries for those of another sequence
+    own = {"same_tokens": True} if m.fitted else {}  # otherwise a fit takes queries for those of another sequence
     function = partial(m.form(form), **pieces(m.form(form), 4), **own)
     for causal in ways(m):
         masked = partial(function, is_causal=causal, attn_mask=mask)
@@ -192,7 +193,7 @@ def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
 
 @EVERY
 def test_gradients_of_some(name):
-    """Whichever operands need a gradient: those are the same as where all do."""
+    """Whichever operands need a gradient, their gradients are the same as if all did."""
     m = PIECEWISE[name]
     given = operands(m, 2, length=N)
     for causal in ways(m):
@@ -212,7 +213,7 @@ TWICE = "create_graph: expected False: the fast form cannot be differentiated tw
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_second_derivatives(name):
-    """The definition has them, by finite differences; a fast form has the same, or refuses, for whichever operand."""
+    """Those of the definition equal finite differences; a fast form has the same or refuses, for whichever operand."""
     m = MECHANISMS[name]
     given = [draw(1, 4, width, seed=seed).requires_grad_() for seed, width in enumerate((K, K, K))]
     for causal in ways(m):

@@ -32,8 +32,8 @@ HEADS = (
     # Equal neighbours, which the fast form computes as one wide head.
     *[PATTERNS[name] for name in ("recent", "left", "end", "gaussian 0", "previous", "current") for _ in range(2)],
 )
-# Rows are means of at most 100 values of about 1, up to 5, in float64, and Gaussians' sums of as many: some 1e2
-# roundings of 1.1e-16 each. The bound leaves a factor 20; a wrong weight would show at 1e-6.
+# Rows are means, or Gaussians' sums, of at most 100 float64 values of about 1, up to 5: about 1e2 roundings of 1.1e-16
+# each. The bound leaves a factor 20; a wrong weight would show at 1e-6.
 close = partial(torch.testing.assert_close, atol=2e-13, rtol=0)
 
 lengths = st.one_of(st.integers(1, 12), st.integers(60, 100))
@@ -43,14 +43,14 @@ both_forms = pytest.mark.parametrize("form", FORMS)
 
 
 def drawn_mask(kind, batch, length, seed):
-    """True where a token is there: for all heads alike, for each by itself, of the last tokens, or of none."""
+    """True where a token is there: the same for all heads, another for each head, for the last tokens, or for none."""
     g = torch.Generator().manual_seed(seed)
     there = torch.rand(batch, len(HEADS) if kind == "heads" else 1, 1, length, generator=g) > 0.4
     return {"none": torch.zeros_like(there), "all": None}.get(kind, there)
 
 
 def drawn_words(length, batch, seed):
-    """Numbers of words of one token and more, some left out."""
+    """The words' numbers, for words of one token and more; some numbers are left out."""
     g = torch.Generator().manual_seed(seed)
     return (torch.randint(0, 4, (batch, length), generator=g).clamp(max=2) * 2).cumsum(-1) // 2
 
@@ -83,7 +83,7 @@ def test_fast_equals_reference(causal, words, length, seed, mask, empty):
 @pytest.mark.parametrize("causal", [False, True])
 @both_forms
 def test_the_matrix(form, causal):
-    """Of values that are unit vectors rows are the weights themselves, whatever the axes before the heads."""
+    """If values are unit vectors, rows are the weights themselves, whatever the axes before the heads."""
     for lead in ((), (2,), (2, 3)):
         units = torch.eye(70, dtype=torch.float64).expand(*lead, len(HEADS), 70, 70)
         for empty in ("zero", "self"):
@@ -94,7 +94,7 @@ def test_the_matrix(form, causal):
 
 @both_forms
 def test_gradients_by_finite_differences(form):
-    """Of first order, and of second: a call is linear, and its gradient in what comes from above is so too."""
+    """First and second order: a call is linear, and its gradient is linear in the upstream gradient."""
     v, words = draw(1, len(HEADS), 5, 2).requires_grad_(), torch.tensor([[0, 0, 1, 2, 2]])
     mask = torch.tensor([True, True, False, True, True])
     for causal in (False, True):
@@ -143,14 +143,14 @@ def test_cut_equals_whole(form, words, length, seed, masked, data):
     close(*(torch.autograd.grad(o, v, upstream)[0] for o in (torch.cat(pieces, 2), whole)))
     for piecewise, once in zip(state, final, strict=True):
         assert piecewise.dtype == once.dtype
-        # Sums of cubes, up to 100^4 / 4: the tolerance is in relation to them.
+        # Sums of cubes, up to 100^4 / 4: the tolerance is relative to them.
         torch.testing.assert_close(piecewise, once.expand_as(piecewise), atol=2e-13, rtol=2e-13)
 
 
 def test_words_after_tokens():
     """A sequence may have words in one call and none in the next: tokens without a number are words of their own."""
     v = draw(1, len(HEADS), 9, 2)
-    numbers = torch.tensor([[3, 3, 4, 4, 5, 6, 7, 8, 8]])  # as below, but for the first of each call
+    numbers = torch.tensor([[3, 3, 4, 4, 5, 6, 7, 8, 8]])  # as below, except for the first of each call
     for call in FORMS.values():
         head, state = call(v[:, :, :4], HEADS, is_causal=True, words=numbers[:, :4], return_state=True)
         middle, state = call(v[:, :, 4:7], HEADS, is_causal=True, initial_state=state, return_state=True)
@@ -163,7 +163,7 @@ def test_words_after_tokens():
 @given(length=lengths, seed=seeds, words=st.booleans())
 @examples
 def test_padding_anywhere_equals_cutting_out(form, causal, length, seed, words):
-    """What is masked, whatever it holds, leaves others as if it were not there, and has zeros itself."""
+    """Masked tokens, whatever they hold, leave other rows as if they were not there, and have zeros themselves."""
     v = draw(1, len(HEADS), length, 3, seed=seed)
     there = drawn_mask("tokens", 1, length, seed)[0, 0, 0]
     v[:, :, ~there] *= 1e6
@@ -177,7 +177,7 @@ def test_padding_anywhere_equals_cutting_out(form, causal, length, seed, words):
 
 @both_forms
 def test_words_by_hand(form):
-    """Words of two, one and two tokens: a row of the words' matrix, of which a word's tokens share the entry."""
+    """Words of two, one and two tokens: each row is one of the words' matrix, and a word's tokens share its entry."""
     words = torch.tensor([[5, 5, 6, 9, 9]])
     units = torch.eye(5, dtype=torch.float64).expand(1, 4, 5, 5)
     heads = ("current", "previous", "left", "end")
@@ -202,8 +202,8 @@ def test_words_by_hand(form):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", dict.fromkeys(HEADS), ids=lambda p: p.name)
 def test_no_matrix(pattern, causal):
-    """The largest tensor of a step forward and back is one of N V numbers in float64, with what a Gaussian's chunks
-    read twice: at N = 4096 and V = 2, two hundredths of the bytes of an N x N matrix of bits."""
+    """The largest tensor of a forward and backward step has N V numbers in float64, and what a Gaussian's chunks read
+    twice. At N = 4096 and V = 2 that is two hundredths of the bytes of an N x N matrix of bits."""
     n, width = 4096, 2
     v = draw(1, 1, n, width).requires_grad_()
     with Allocations() as memory:
@@ -226,7 +226,7 @@ def test_lower_precision():
                     assert torch.equal(call(rounded, HEADS, is_causal=causal), o)
                 assert o.dtype == dtype
                 exact = positional_attention(rounded.double(), HEADS, is_causal=causal)
-                eps = torch.finfo(dtype).eps  # and of float32 some 1e2 roundings of values up to 5
+                eps = torch.finfo(dtype).eps  # and for float32 about 1e2 roundings of values up to 5
                 torch.testing.assert_close(o.double(), exact, atol=eps * 1e-3 + 3e-6, rtol=eps)
 
 

@@ -1,4 +1,4 @@
-"""Costs of attention by position: declared = counted, exactly, and their orders of growth."""
+"""Costs of attention by position: declared costs equal counted ones, exactly; their orders of growth."""
 
 from itertools import product
 
@@ -43,7 +43,7 @@ def test_calls(pattern, empty, causal):
 @pytest.mark.parametrize("empty", ["zero", "self"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_equal_heads_are_one_wide_head(causal, empty):
-    """Where they follow each other; elsewhere they are added up."""
+    """Equal heads are computed as one if they follow each other; otherwise they are added up."""
     for pattern in HEADS:
         for heads in ([pattern] * 3, [pattern, HEADS[0], pattern], [HEADS[1], pattern, pattern, HEADS[1]]):
             assert_call(heads, *SIZES[causal], causal=causal, empty=empty)
@@ -66,8 +66,8 @@ def test_decode(length):
 
 
 def test_orders():
-    """Linear in N: products with none but Gaussians, sums with all. Seven heads of eight fixed leave an eighth of the
-    quadratic term, and of the parameters for queries and keys."""
+    """Costs are linear in N: only Gaussians have products, all have sums. Seven fixed heads of eight leave an eighth of
+    the quadratic term, and of the parameters for queries and keys."""
     for causal in (False, True):
         form = declared_of(1, N, d, HEADS, causal=causal)
         for field in ("forward", "backward", "elementwise_forward", "elementwise_backward"):

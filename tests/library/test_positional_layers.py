@@ -25,7 +25,7 @@ SPLITS = [
 
 
 def layer(patterns=SPLITS[1], **kwargs):
-    """Heads of width 3 on x of width 12, however many."""
+    """A layer with any number of heads of width 3, on x of width 12."""
     g, kwargs = torch.Generator().manual_seed(1), {"head_dim": 3, **kwargs}
     return PositionalHeads(12, len(patterns), patterns=patterns, generator=g, dtype=torch.float64, **kwargs)
 
@@ -41,7 +41,7 @@ def test_by_its_formula(patterns):
 
 
 def test_by_default_three_patterns_are_shared_out():
-    """The first as often as any, equal ones one after the other."""
+    """No pattern has more heads than the one before it; equal heads follow each other."""
     shares = {1: (1,), 2: (1, 1), 3: (1, 1, 1), 4: (2, 1, 1), 5: (2, 2, 1), 11: (4, 4, 3), 12: (4, 4, 4)}
     for number, counts in shares.items():
         names = [p.name for p in PositionalHeads(number, number).patterns]

@@ -1,4 +1,4 @@
-"""The matrices of the positional patterns: by hand, by their rules, and against exact fractions at great length."""
+"""The matrices of the positional patterns: by hand, by their rules, and by exact fractions at great length."""
 
 from fractions import Fraction
 from itertools import product
@@ -15,7 +15,7 @@ BY_NAME = pytest.mark.parametrize("name", PATTERNS)
 NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))
 # Weights are quotients of exact sums, or of sums of up to 40 exponentials: a few roundings each.
 close = {"atol": 1e-14, "rtol": 1e-14}
-ULP = 2.0**-53  # what rounding to nearest changes a float64 by, at most, in relation to it
+ULP = 2.0**-53  # the largest relative change of a float64 by rounding to nearest
 
 # Five tokens. Cubes are 1, 8, 27, 64, 125; their sums 1, 9, 36, 100, 225.
 BY_HAND = {
@@ -57,7 +57,7 @@ RECENT_BY_HAND = [
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_last_tokens_by_hand(causal):
-    """Each row is the mean of as many as there are; ahead of a token of a causal call there is none."""
+    """Each row is the mean of the tokens that there are; in a causal call no token is ahead."""
     one = "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"
     back, ahead = RECENT_BY_HAND
     expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
@@ -124,8 +124,8 @@ def test_gaussian_by_its_formula():
 
 
 def test_the_published_gaussians_lose_weight():
-    """Half of it, and more, at an end; a row far from both sums to 1, which by Poisson's summation is off by 2
-    exp(-2 pi^2 sigma^2) = 5e-9."""
+    """At an end Gaussians lose half of their weight, and more. A row far from both ends sums to 1, which by Poisson's
+    summation is off by 2 exp(-2 pi^2 sigma^2) = 5e-9."""
     assert [(g.offset, g.sigma, g.normalise) for g in GAUSSIANS] == [(-1, 1, False), (0, 1, False), (1, 1, False)]
     for pattern in GAUSSIANS:
         sums = pattern.weights(41).sum(-1)
@@ -135,8 +135,8 @@ def test_the_published_gaussians_lose_weight():
 
 @pytest.mark.parametrize("pattern", [*GAUSSIANS, *NORMALISED, Gaussian("wide", 2.5, 12.0), Gaussian("", -40.0, 3.0)])
 def test_what_a_band_leaves_out(pattern):
-    """Of a row of raw weights on one side, less than erfc(9 / sqrt 2) / 2; of rows that are divided, less than a unit
-    in the last place."""
+    """A band leaves out less than erfc(9 / sqrt 2) / 2 on one side of a row of raw weights, and less than a unit in the
+    last place of a row that is divided."""
     assert erfc(REACH / sqrt(2)) / 2 < 1.2e-19 < ULP / 900
     n = 3 * pattern.vectors + 60
     raw = Gaussian("", pattern.offset, pattern.sigma)
@@ -153,7 +153,7 @@ def test_what_a_band_leaves_out(pattern):
 
 
 def exact(pattern, i, n, values, causal):
-    """Row i times the values, in integers, which may be as large as they like."""
+    """Row i times the values, in integers, which can be of any size."""
     seen = i + 1 if causal else n
     weights = [pattern.weight(i, j, seen) for j in range(seen)]
     return Fraction(sum(w * v for w, v in zip(weights, values, strict=False)), sum(weights))
@@ -161,11 +161,11 @@ def exact(pattern, i, n, values, causal):
 
 @pytest.mark.parametrize(("name", "causal"), [*product(["left", "end", "start"], [False, True]), ("right", False)])
 def test_cubes_at_great_length(name, causal):
-    """65 536 tokens, whose cubes sum to 4.6e18, against exact fractions.
+    """65 536 tokens, whose cubes sum to 4.6e18, compared with exact fractions.
 
-    A running sum to term i of weights t^3 is rounded at each, by a unit ULP of about t^4 / 4: in all i / 5 units of the
-    last. Each of the four nested sums of `start` comes to as much. So N units, of the largest value, which is at most
-    1, are not reached. With float32 values the result is rounded once more, by 2^-24.
+    A running sum to term i of weights t^3 is rounded at each term t, by one ULP of about t^4 / 4: in all by i / 5 ULP
+    of the last sum. Each of the four nested sums of `start` adds the same error. So the error stays below N ULP of the
+    largest value, which is at most 1. With float32 values the result is rounded once more, by 2^-24.
     """
     n = 65_536
     g = torch.Generator().manual_seed(0)
@@ -182,8 +182,8 @@ def test_cubes_at_great_length(name, causal):
 
 @pytest.mark.parametrize("name", ["left", "end", "start"])
 def test_state_at_great_length(name):
-    """After 10^6 values of 1 come zeros: a row is the share of weight that the ones have, whose sums, up to 2.5e23, are
-    beyond the integers of float64 and of int64."""
+    """Zeros follow 10^6 values of 1, so that a row is the share of weight on the ones. The sums of weights, up to
+    2.5e23, are beyond the integers of float64 and of int64."""
     length = 10**6
     _, state = positional_attention(torch.ones(1, 1, length, 1), [name], is_causal=True, return_state=True)
     o = positional_attention(torch.zeros(1, 1, 3, 1).double(), [name], is_causal=True, initial_state=state)

@@ -21,7 +21,7 @@ def softmax_of_noise(inputs, n, *, causal=False, scale=1.0, seed=0):
 
 
 def one_key_each(inputs, n, *, causal=False, seed=0):
-    """Every row's whole weight on one of its keys, drawn evenly: E |C|^2 is the sum of 1 - 1/n_i."""
+    """Each row has its whole weight on one of its keys, drawn evenly: E |C|^2 is the sum of 1 - 1/n_i."""
     shares = torch.ones(n, n).tril() if causal else torch.ones(n, n)
     keys = torch.multinomial(shares, inputs, replacement=True, generator=generator(seed)).T  # (inputs, n)
     return torch.nn.functional.one_hot(keys, n).double()
@@ -40,8 +40,8 @@ def test_a_fixed_pattern(pattern, causal):
 
 
 def test_relative_and_absolute_patterns():
-    """A shift by one is a function of j - i: in causal rows, of which the first has one key only, of nothing else. The
-    start of the sequence, from which distances differ, is not."""
+    """A shift by one is a function of j - i, and of nothing else in causal rows, as the first has only one key.
+    Attention to the start of the sequence, whose distance differs from row to row, is not."""
     relative = [
         positionalness(fixed(PATTERNS[name], 5, 20, True), by="relative", is_causal=True)
         for name in ("current", "previous", "start")
@@ -61,7 +61,7 @@ def test_content_alone(by, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("weight", [0.1, 0.5, 0.9])
 def test_between(weight, causal):
-    """a P + (1 - a) R: with keys drawn evenly the share is a^2 |P - u|^2 over that and (1 - a)^2 sum 1 - 1/n_i."""
+    """For a P + (1 - a) R with keys drawn evenly, the share is a^2 |P - u|^2 over this plus (1 - a)^2 sum 1 - 1/n_i."""
     n, seen = 16, torch.arange(1, 17).double() if causal else torch.full((16,), 16.0).double()
     noise = (1 - 1 / seen).sum()
     for pattern in (PATTERNS["end"], PATTERNS["current"]):
@@ -72,7 +72,7 @@ def test_between(weight, causal):
         estimate = positionalness(mixed, is_causal=causal)
         assert abs(estimate.deviation(expected)) <= SIGMAS and estimate.standard_error < 0.02
         fit = nearest_pattern(mixed, is_causal=causal)
-        # With little weight other patterns' directions may be as near by chance; not so from a half on.
+        # With little weight another pattern may be as near by chance, but not from a half on.
         if weight >= 0.5:
             assert fit.pattern == pattern
         (fit,) = pattern_fits(mixed, [pattern], is_causal=causal)
@@ -81,8 +81,8 @@ def test_between(weight, causal):
 
 
 def test_the_standard_error():
-    """Of 300 estimates the deviations' mean square is 1: between 0.7 and 1.4 with probability 1 - 1e-4, since that of
-    normal ones has a standard deviation of sqrt(2 / 300) = 0.08, and the jackknife's bias is of order 1/S."""
+    """The mean square of the deviations of 300 estimates is 1: between 0.7 and 1.4 with probability 1 - 1e-4, since for
+    normal deviations it has a standard deviation of sqrt(2 / 300) = 0.08, and the jackknife's bias is of order 1/S."""
     n, weight, inputs = 6, 0.4, 40
     pattern = PATTERNS["start"]
     signal = weight**2 * float((pattern.weights(n) - 1 / n).square().sum())
@@ -99,7 +99,7 @@ def test_the_standard_error():
 
 @pytest.mark.parametrize("by", ["absolute", "relative"])
 def test_the_jackknife(by):
-    """From estimates without each input in turn."""
+    """The error is computed from estimates that leave out each input in turn."""
     weights = softmax_of_noise(5, 6)
     values = torch.tensor([positionalness(weights[torch.arange(5) != s], by=by).value for s in range(5)])
     expected = math.sqrt(4 / 5 * float((values - values.mean()).square().sum()))
@@ -108,8 +108,8 @@ def test_the_jackknife(by):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_relative_by_least_squares(causal):
-    """The share of the span of f(j - i), each less its mean over a row's keys, against numpy's solution; all of it for
-    weights that are such a function, none of it for one that is orthogonal."""
+    """The share in the span of functions f(j - i), each less its mean over a row's keys, equals numpy's solution. It is
+    1 for weights that are such a function, and 0 for weights that are orthogonal to them."""
     n = 9
     allowed = torch.ones(n, n).tril().bool() if causal else torch.ones(n, n).bool()
     even = allowed.double() / allowed.sum(-1, keepdim=True)
@@ -132,8 +132,8 @@ def test_relative_by_least_squares(causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_even_attention_but_for_rounding(dtype, causal):
-    """1/n as the dtype has it, also of a softmax of equal scores; no pattern has a part in it. One weight that differs
-    by more than rounding counts, whatever the others' rounding."""
+    """Weights are 1/n as the dtype has it, also from a softmax of equal scores; no pattern has a part in them. One
+    weight that differs by more than rounding counts, however the others are rounded."""
     ones = torch.ones(23, 23, dtype=dtype)
     ones = ones.tril() if causal else ones
     softmax = torch.where(ones > 0, 0.7, -math.inf).to(dtype).softmax(-1)
@@ -149,7 +149,7 @@ def test_even_attention_but_for_rounding(dtype, causal):
 
 
 def test_weights_of_half_precision():
-    """What rounding makes of rows' sums is no reason to refuse them, and makes next to no difference."""
+    """Rows whose sums are off by rounding are not refused, and rounding makes next to no difference."""
     weights = softmax_of_noise(20, 300)
     share, error = positionalness(weights)
     for dtype in (torch.bfloat16, torch.float16):
@@ -163,7 +163,7 @@ def test_weights_of_half_precision():
 
 
 def test_the_nearest_pattern():
-    """For each of the seven itself, with all weight; a head that avoids a token is not near it."""
+    """Each of the seven is nearest to itself, with all weight; a head that avoids a token is not near "current"."""
     for pattern in SEVEN:
         fit = nearest_pattern(fixed(pattern, 4, 12, False))
         assert fit.pattern == pattern
@@ -178,7 +178,7 @@ def test_the_nearest_pattern():
 
 
 def test_the_nearest_of_none():
-    """Where no pattern is near, estimates of shares may fall below 0: the greatest of those with positive weight."""
+    """If no pattern is near, estimated shares may be below 0; the greatest one with a positive weight is taken."""
     for seed in range(30):
         weights = softmax_of_noise(4, 6, seed=seed)
         fits = [fit for fit in pattern_fits(weights) if fit.weight.value > 0]

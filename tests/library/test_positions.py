@@ -19,7 +19,7 @@ from ortho.attention.softmax.tiling import spans
 ROTARY = [rotary_attention_reference, rotary_attention]
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]
 FOX = [forgetting_attention_reference, forgetting_attention, partial(forgetting_attention, tile=3)]
-# Sums of some 10 products rounded in float64, behind exponentials of scores below 10.
+# Sums of about 10 products rounded in float64, after exponentials of scores below 10.
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}
 close = partial(torch.testing.assert_close, **TOLERANCE)
 
@@ -35,7 +35,7 @@ def biased(q, k, v, bias, allowed):
 
 
 def test_slopes():
-    """The published ones: 1/2, ..., 1/256 for 8 heads, and for 12 those and every second one of 16's."""
+    """The published slopes: 1/2, ..., 1/256 for 8 heads; for 12 heads these and every second one of 16 heads."""
     assert slopes(8) == [2.0**-h for h in range(1, 9)]
     assert slopes(1) == [2.0**-8]
     assert slopes(12) == [*slopes(8), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
@@ -57,7 +57,7 @@ def test_alibi_formula(attention, causal):
 
 @pytest.mark.parametrize("attention", ALIBI)
 def test_alibi_with_keys_of_another_sequence(attention):
-    """Queries and keys count from 0, whichever are more; behind a state both go on from its end."""
+    """Queries and keys count from 0, whichever are more; after a state both go on from its end."""
     for N, M in ((5, 7), (7, 5)):
         q, k, v = draw(N, 4), draw(M, 4, seed=1), draw(M, 4, seed=2)
         close(attention(q, k, v), biased(q, k, v, lambda i, j: -(2**-8) * abs(i - j), torch.ones(N, M)))
@@ -70,7 +70,7 @@ def test_alibi_with_keys_of_another_sequence(attention):
 @pytest.mark.parametrize("attention", FOX)
 @pytest.mark.parametrize("causal", [False, True])
 def test_forgetting_formula(attention, causal):
-    """The bias is the sum of what stands after the one token and up to the other, on either side."""
+    """The bias is the sum of the gates' logarithms after the earlier of the two tokens, up to the later one."""
     q, k, v, log_f = *(draw(7, 4, seed=s) for s in range(3)), gates(7)
     allowed = torch.ones(7, 7).tril() if causal else torch.ones(7, 7)
     expected = biased(q, k, v, lambda i, j: float(log_f[min(i, j) + 1 : max(i, j) + 1].sum()), allowed)
@@ -115,8 +115,8 @@ def test_hidden_keys_forget_nothing(attention):
 @pytest.mark.parametrize("attention", FOX[:2])
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_decays_in_float32(attention, causal):
-    """Depths of 4e6 beside distances of 0: as in float64. (Subtracted in float32 they would be wrong by 0.2 here.) A
-    score is rounded to some 10 eps, and with it an output to some 1e-5 of values below 5."""
+    """Depths of 4e6 beside distances of 0 give float64's outputs. (Subtracted in float32 they would be wrong by 0.2
+    here.) A score is rounded by about 10 eps, and an output with it by about 1e-5, for values below 5."""
     q, k, v = (draw(300, 8, seed=s) for s in range(3))
     log_f = torch.cat([torch.full((150,), -3e4), gates(150, dtype=torch.float32, size=0.1)])
     exact = forgetting_attention_reference(q, k, v, log_forget=log_f.double(), is_causal=causal)
@@ -192,7 +192,7 @@ def test_rotary_formula(attention, width, causal, base):
 
 
 def test_scores_depend_on_the_distance_alone():
-    """The same two vectors everywhere: along each diagonal of the scores stands one number."""
+    """With the same two vectors everywhere, the scores are equal along each diagonal."""
     q, k = draw(8), draw(8, seed=1)
     table = angles(1000, 1020, 8)
     turned = [turn(x.expand(20, 8), table.cos(), table.sin()) for x in (q, k)]
@@ -212,12 +212,12 @@ def test_turning_keeps_lengths():
 
 @pytest.mark.parametrize("attention", ROTARY)
 def test_far_positions_in_float32(attention):
-    """Behind 100,000 keys angles in float32 would be 0.004 off; the state of one key stands for all of them here."""
+    """After 100,000 keys, angles in float32 would be off by 0.004; the state of one key stands for all of them here."""
     q, k, v = (draw(3, 8, seed=s, dtype=torch.float32) for s in range(3))
     past = tuple(torch.zeros(100_000, 8) for _ in range(2))
     mask = torch.cat([torch.zeros(3, 100_000, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool)], -1)
     far = attention(q, k, v, initial_state=past, attn_mask=mask)
-    torch.testing.assert_close(far, attention(q, k, v), atol=1e-5, rtol=0)  # some 100 eps
+    torch.testing.assert_close(far, attention(q, k, v), atol=1e-5, rtol=0)  # about 100 eps
 
 
 @pytest.mark.parametrize("attention", ROTARY)

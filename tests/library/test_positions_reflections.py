@@ -22,13 +22,13 @@ from ortho.attention.recurrent.delta import delta_rule_reference
 
 PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]
 BIAS = [position_delta_attention_reference, position_delta_attention, partial(position_delta_attention, block=3)]
-# Sums of some 100 rounded products, of which the largest are some 10, through systems whose inverses have entries of at
-# most 4: some 1e-13. A wrong term would show at 1e-2.
+# Sums of about 100 rounded products, the largest about 10, through systems whose inverses have entries of at most 4: an
+# error of about 1e-13. A wrong term would show at 1e-2.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 
 
 def strengths(*shape, seed=5):
-    """Over all of [0, 2], its ends included."""
+    """Write strengths from all of [0, 2], its ends included."""
     return (1 + 0.8 * draw(*shape, seed=seed)).clamp(0, 2)
 
 
@@ -78,7 +78,7 @@ def test_position_delta_formula(attention, length):
 
 @pytest.mark.parametrize(("forms", "bias"), [(PATH, None), (BIAS, 2)])
 def test_masks_of_pairs_are_refused(forms, bias):
-    """Since the later ones would change what earlier rows see."""
+    """Masks of pairs are refused since later rows of them would change what earlier rows see."""
     given = operands(2, 3, length=10, bias=bias)
     mask = draw(2, 1, 10, 10, seed=40) > -0.3
     for f, attn_mask in product(forms, (mask, mask[0, 0])):
@@ -122,8 +122,8 @@ def test_defaults(attention):
 
 
 def test_the_products_are_the_delta_rules():
-    """A memory to which each token writes nothing, beta v = 0, moves by H_t: what it gives for q_i, having started as
-    one key k_0, is PaTH's score of k_0."""
+    """A memory to which no token writes, as beta v = 0, changes only by H_t. If it starts as one key k_0, what it gives
+    for q_i is PaTH's score of k_0."""
     length, width = 6, 4
     given = operands(length=length, width=width)
     q, w, beta = given["q"], given["directions"], given["beta"]
@@ -137,7 +137,7 @@ def test_the_products_are_the_delta_rules():
 
 
 def test_what_a_block_says():
-    """Of one block: its product of matrices, and its tokens moved to either end."""
+    """A block gives its product of matrices, and its tokens moved to either end."""
     given = operands(length=7)
     w = given["directions"] / given["directions"].norm(dim=-1, keepdim=True)
     eye = torch.eye(4, dtype=w.dtype)
@@ -156,8 +156,8 @@ def test_what_a_block_says():
 @pytest.mark.parametrize("attention", PATH[:2])
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_one_direction_in_float32(attention, beta):
-    """The hardest triangular system, all directions the same, over 512 tokens: beta = 2 turns a key round at every
-    token. 64 keys of the same direction give a condition of 6,600; the products themselves keep lengths."""
+    """The hardest triangular system has the same direction at all 512 tokens: beta = 2 turns a key round at every
+    token. 64 keys of the same direction give a condition number of 6,600; the products themselves keep lengths."""
     q, k, v = (draw(512, 8, seed=s) for s in range(3))
     w, b = draw(1, 8, seed=3).expand(512, 8), torch.full((512,), beta, dtype=torch.float64)
     exact = path_attention_reference(q, k, v, directions=w, beta=b, is_causal=True)

@@ -1,4 +1,4 @@
-"""Definitions, fast forms and choices compute in float32 at least, whatever the operands and autocast are."""
+"""Definitions, fast forms and selections compute in float32 at least, for any operands, also under autocast."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ FUNCTIONS |= {
 
 
 def drawn(dtype, *, length=40, factor=1.0):
-    """q, k and v, q and k times a factor."""
+    """q, k and v, with q and k multiplied by a factor."""
     operands = (torch.randn(1, 2, length, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     return [(x * f).to(dtype) for x, f in zip(operands, (factor, factor, 1.0), strict=True)]
 
@@ -36,10 +36,10 @@ def causal(name):
 
 @pytest.mark.parametrize(("name", "form"), FUNCTIONS)
 def test_outputs_have_the_dtype_of_the_operands(name, form):
-    """Near float64, and under autocast the same to the bit, but for turned keys, which are rounded to that dtype.
+    """Near float64, and under autocast the same to the bit, except for turned keys, which are rounded to that dtype.
 
-    Scores of some 5 move by 2^-9 of theirs, and the output is rounded once: 8 steps of the dtype leave a factor of 4.
-    Float32 sums of some 100 products are 1e-5 off with a factor of 10.
+    Scores of about 5 change by a relative 2^-9, and the output is rounded once: 8 steps of the dtype leave a factor of
+    4. Float32 sums of about 100 products are off by 1e-5, with a factor of 10.
     """
     f = FUNCTIONS[name, form]
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -56,7 +56,7 @@ def test_outputs_have_the_dtype_of_the_operands(name, form):
         torch.testing.assert_close(o.double(), exact, atol=steps, rtol=steps)
         for narrow, other in zip(*map(gradients, (operands, wide), (o, exact)), strict=True):
             assert narrow.dtype == dtype
-            signed = name in MECHANISMS and MECHANISMS[name].signed  # of which sums cancel
+            signed = name in MECHANISMS and MECHANISMS[name].signed  # their sums cancel
             assert signed or (narrow - other).norm() <= 10 * steps * (other.norm() + steps)
 
 
@@ -64,7 +64,7 @@ def test_outputs_have_the_dtype_of_the_operands(name, form):
     ("name", "form"), [key for key in FUNCTIONS if key[0] in ("softmax", "rotary", "fox", "top-k")]
 )
 def test_scores_beyond_half_precision(name, form):
-    """Products of 300 by 300 are 90,000, of which float16 holds none."""
+    """Products of 300 by 300 are 90,000, which float16 cannot hold."""
     operands = [x.requires_grad_() for x in drawn(torch.float16, factor=300.0)]
     o = FUNCTIONS[name, form](*operands, is_causal=True)
     assert o.isfinite().all()
@@ -96,7 +96,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(("name", "layout"), some(product(MECHANISMS, LAYOUTS), 2))
 def test_operands_in_any_layout(name, layout):
-    """As contiguous ones, outputs and gradients: the same sums in another order, 1e-5 with a factor of 10."""
+    """Outputs and gradients are those of contiguous operands: sums in another order, 1e-5 with a factor of 10."""
     f = MECHANISMS[name].fast
     for which in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
         operands = [LAYOUTS[layout](x) if moved else x for x, moved in zip(drawn(torch.float32), which, strict=True)]

@@ -1,15 +1,15 @@
 """What must hold for every attention mechanism and for every projection, on random shapes (hypothesis).
 
-No other file need show these of a mechanism of the list, in the layer that calls it:
+No other file needs to show these for a listed mechanism, in the layer that calls it:
 - the fast form equals the definition: outputs, all gradients, with and without padded keys, wherever they are;
-- new tokens leave the prefix as it was, bit for bit; a sequence cut anywhere gives what the whole gives, the state too;
+- new tokens leave the prefix as it was, bit for bit; a sequence cut anywhere gives outputs and state of the whole;
 - items of a batch do not see each other; permuted tokens give permuted outputs where positions do not count;
 - masked keys are as good as absent, and a row that may attend to nothing gives zeros without NaN;
 - gradients agree with finite differences in both forms; float32 is near float64.
 
-Elsewhere for all: pieces, such as chunks and tiles, and second derivatives in `test_pieces.py`; costs and the counted
-decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd arguments in `test_fuzz.py`; compiling
-in `test_compile.py`.
+Other files test all mechanisms too: pieces, such as chunks and tiles, and second derivatives in `test_pieces.py`; costs
+and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd arguments in
+`test_fuzz.py`; compiling in `test_compile.py`.
 """
 
 from functools import partial
@@ -22,15 +22,16 @@ from hypothesis import strategies as st
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention
 
-# A mechanism sees of a projection the queries and keys, and whether they want a gradient. Each mechanism has one that
-# passes the gradient and, where gradients are tested, one that stops it; and each projection has one mechanism.
+# A mechanism sees only a projection's queries and keys, and whether they need a gradient. So each mechanism has one
+# projection that passes the gradient and, where gradients are tested, one that stops it; and each projection is tested
+# with one mechanism.
 PAIRS = [("learned", a) for a in MECHANISMS] + [(p, "softmax") for p in PROJECTIONS if p != "learned"]
 GRADIENT_PAIRS = PAIRS + [("stopped", a) for a in MECHANISMS if a != "softmax"]
 CAUSAL_PAIRS = [(p, a) for p, a in PAIRS if MECHANISMS[a].causal]
-# Two float64 computations of the same sums in different orders: at most some 1e3 rounded terms (2e-13), magnified by
+# Two float64 computations of the same sums in different orders: at most about 1e3 rounded terms (2e-13), magnified by
 # the exponentials of scores up to 20 (4e-12). The bound leaves a factor 25; a wrong term would show at 1e-2.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
-# A fit solves systems that few tokens leave nearly singular: with condition numbers up to some 1e6 (3e-10 was seen).
+# With few tokens a fit solves nearly singular systems, with condition numbers up to about 1e6 (3e-10 was seen).
 close_fit = partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([(4, 1), (8, 2), (12, 3)]))
@@ -40,13 +41,13 @@ each_form = settings(examples, max_examples=repeats(6, 25))  # of both forms tog
 
 
 def causality(attention, wanted):
-    """Whether a call is to be causal, if that is wanted: where the mechanism has but one of the two ways, that one."""
+    """Whether a call is causal: as wanted, or in the only way that the mechanism has."""
     mechanism = MECHANISMS[attention]
     return (wanted and mechanism.causal) or not mechanism.bidirectional
 
 
 def closeness(attention):
-    """How near two computations of the same must be."""
+    """The assertion, with its tolerance, that two computations of the same are equal."""
     return close_fit if MECHANISMS[attention].fitted else close
 
 
@@ -131,8 +132,8 @@ def test_cut_equals_whole(form, projection, attention, shape, seed, data):
 @given(shape=shapes, seed=seeds)
 @each_form
 def test_symmetries(form, projection, attention, shape, seed):
-    """Items of a batch do not see each other; without causality, permuted tokens give permuted outputs, and what only
-    a causal call serves answers the last token whatever the order of those before it."""
+    """Items of a batch do not see each other; without causality, permuted tokens give permuted outputs. If a mechanism
+    is only causal, the order of earlier tokens does not change the answer to the last one."""
     x, width, heads, g = inputs(shape, seed)
     layer = pair(projection, attention, width, heads, seed)[form == "fast"]
     causal = causality(attention, False)
@@ -187,7 +188,7 @@ def test_gradients_by_finite_differences(form, projection, attention):
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize(("projection", "attention"), PAIRS)
 def test_float32_is_near_float64(form, projection, attention):
-    """Rounding the input and the weights to float32 moves a score by its size times eps; 1e-4 is some 800 eps."""
+    """Rounding the input and the weights to float32 moves a score by its size times eps; 1e-4 is about 800 eps."""
     x = inputs((2, 33, (12, 3)), 5)[0]
     layer = pair(projection, attention, 12, 3, 5)[form == "fast"]
     causal = causality(attention, True)

@@ -1,4 +1,4 @@
-"""Heads that are removed: outputs and gradients are those of the layer without their outputs, the cost as declared."""
+"""Removed heads: outputs and gradients are those of the layer without these heads' outputs; costs are as declared."""
 
 import copy
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ from ortho.projections import FrozenProjection, Projection
 
 D, H, K = 24, 6, 4
 REMOVED = [1, 2, 5]
-# Sums of some hundred products of numbers near 1, in another order: each is rounded to eps.
+# Sums of about a hundred products of numbers near 1, in another order: each is rounded to eps.
 TOLERANCE = 1e3 * torch.finfo(torch.float64).eps
 PROJECTIONS = ("learned", "frozen", "stopped", "structured", "structured-stopped")
 
@@ -97,7 +97,7 @@ def test_outputs_and_gradients(name, is_causal):
 
 @pytest.mark.parametrize("mechanism", [m for m in MECHANISMS.values() if not m.gates], ids=lambda m: m.name)
 def test_every_mechanism_treats_heads_alike_or_is_refused(mechanism):
-    """Those that are refused do not compute the same with fewer heads; all others do."""
+    """Refused mechanisms do not compute the same with fewer heads; all others do."""
     full, call = make(attention=mechanism.name), {"is_causal": not mechanism.bidirectional}
     if mechanism.name not in BY_NUMBER:
         assert_prunes(full, REMOVED, **call)
@@ -113,7 +113,7 @@ def test_every_mechanism_treats_heads_alike_or_is_refused(mechanism):
     ("groups", "removed", "left"), [(3, [2, 3], 2), (3, [0, 3, 5], 3), (1, [0, 1, 2, 5], 1), (2, [0, 1, 2, 4], 1)]
 )
 def test_heads_that_share_keys(groups, removed, left):
-    """A group goes as a whole, or each loses as many."""
+    """Whole groups are removed, or each group loses the same number of heads."""
     small = assert_prunes(make(num_kv_heads=groups, bias=True), removed, is_causal=True)
     assert small.num_kv_heads == left and small.weight_v.shape == (K * left, D)
 
@@ -122,7 +122,7 @@ def test_heads_that_share_keys(groups, removed, left):
 @pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_cost_is_declared(groups, projection, bias):
-    """A step and a decoded token cost what those of a layer of so many heads of that width do."""
+    """A step and a decoded token cost what they cost in a layer made with this number of heads of this width."""
     small = prune_heads(make(num_kv_heads=groups, projection=projection, bias=bias, dtype=torch.float32), [2, 3])
     sizes = {"head_dim": K, "num_kv_heads": groups and groups - 1, "bias": bias, "projection": projection}
     declared = partial(layer_cost, d=D, H=H - 2, causal=True, **sizes)
@@ -147,7 +147,7 @@ def test_a_model_and_pruning_twice():
 
 @pytest.mark.parametrize("convolved", [False, True])
 def test_layers_that_hold_layers(convolved):
-    """Their masks of heads are of the heads that are there."""
+    """Masks with an axis of heads have it for the heads that are left."""
     kind = {"heads": {"learned": 3, "positional": 2, "rotary": 1}, "dtype": torch.float64}
     full = ConvolvedAttention(D, H, of=HybridAttention, **kind) if convolved else HybridAttention(D, H, **kind)
     mask = torch.rand(2, H, 1, 11, generator=torch.Generator().manual_seed(2)) < 0.7
@@ -160,7 +160,7 @@ def test_layers_that_hold_layers(convolved):
 
 
 def test_importance():
-    """The rise of the loss without each head; the model is as it was, also where the loss fails."""
+    """Importance is the rise of the loss without each head; the model stays as it was, also if the loss fails."""
     for model in (make(), nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)):
         x, before = inputs(), copy.deepcopy(model.state_dict())
 
@@ -183,7 +183,7 @@ def test_importance():
 
 
 class Own(Projection):
-    """A projection of one's own, with the weights of a learned one."""
+    """A user's own projection, with the weights of a learned one."""
 
     def __init__(self, of):
         super().__init__(D, H)

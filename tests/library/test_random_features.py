@@ -1,4 +1,4 @@
-"""The raw feature maps, and what fits them to data: unbiased, whatever the data."""
+"""The raw feature maps, and the fits of them to data, are unbiased whatever the data."""
 
 from math import exp, sqrt
 
@@ -15,7 +15,7 @@ FITS = {name: getattr(dense, name) for name in ("gerf", "saderf", "aderf", "sder
 
 
 def queries_and_keys(N=30, M=40, K=6, dtype=F64, seed=0, batch=()):
-    """With means and correlations, and scores of some 1."""
+    """Queries and keys with means and correlations, and scores of about 1."""
     mix = torch.eye(K, dtype=F64) + normal(2, K, K, seed=seed) / K
     x, y = normal(*batch, N, K, seed=seed + 1) @ mix[0] + 0.3, normal(*batch, M, K, seed=seed + 2) @ mix[1] - 0.2
     return (x * K**-0.25).to(dtype), (y * K**-0.25).to(dtype)
@@ -60,7 +60,7 @@ def constraint(parameters):
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_fits_are_unbiased(name, dtype, batch):
-    """The constraint to some K = 6 roundings of matrices with condition numbers of 10 or so."""
+    """The constraint holds to about K = 6 roundings of matrices with condition numbers of about 10."""
     x, y = queries_and_keys(dtype=dtype, batch=batch)
     fitted = FITS[name](x, y)
     assert fitted.a.shape == (*batch, 6) and fitted.B_q.shape == fitted.B_k.shape == (*batch, 6, 6)
@@ -70,7 +70,7 @@ def test_fits_are_unbiased(name, dtype, batch):
     torch.testing.assert_close(constraint(fitted), eye, rtol=0, atol=500 * torch.finfo(dtype).eps)
     if batch:
         for ours, alone in zip(tensors(fitted), tensors(FITS[name](x[1, 2], y[1, 2])), strict=True):
-            # some hundred roundings; axes have no sign
+            # about a hundred roundings; axes have no sign
             torch.testing.assert_close(ours[1, 2].abs(), alone.abs(), rtol=1e-3, atol=500 * torch.finfo(dtype).eps)
 
 
@@ -87,13 +87,13 @@ def test_shape_of_each_family():
 
 
 def test_fits_balance_what_they_are_to_balance():
-    """SADERF each coordinate's second moments, ADERF the whole matrices of them; SDERF turns x + y to its axes."""
+    """SADERF balances each coordinate's second moments, ADERF their whole matrices; SDERF turns x + y to its axes."""
     x, y = queries_and_keys(N=50, M=50)
     _, B_q, B_k, _ = dense.saderf(x, y)
     torch.testing.assert_close((x @ B_q.mT).square().mean(0), (y @ B_k.mT).square().mean(0))
     _, B_q, B_k, _ = dense.aderf(x, y)
     of_x, of_y = ((each @ B.mT).mT @ (each @ B.mT) / 50 for each, B in ((x, B_q), (y, B_k)))
-    # to the ridge, relative to eigenvalues of which the least are a tenth of the mean
+    # up to the ridge, relative to eigenvalues; the least of these are a tenth of the mean
     torch.testing.assert_close(of_x, of_y, atol=10 * dense.RIDGE, rtol=0)
     a, B, _, _ = dense.sderf(x, y)
     sums = ((x[:, None] + y) @ B.mT).flatten(0, 1)
@@ -103,8 +103,8 @@ def test_fits_balance_what_they_are_to_balance():
 
 
 def test_optimal_a():
-    """The stationary point: with s = 1 - 8a and the moment f, s^2 - (1 + 2f) s - 2f = 0, from the derivative of
-    ln((1 + s)^2 / 4s) / 2 + f / s. And 0 for no moment."""
+    """The stationary point: with s = 1 - 8a and the moment f, s^2 - (1 + 2f) s - 2f = 0, from the derivative of ln((1 +
+    s)^2 / 4s) / 2 + f / s. A moment of 0 gives 0."""
     moment = torch.tensor([0.0, 1e-3, 0.5, 3.0, 100.0], dtype=F64)
     s = 1 - 8 * dense.optimal_a(moment)
     torch.testing.assert_close(s**2 - (1 + 2 * moment) * s, 2 * moment, rtol=1e-12, atol=1e-12)
@@ -123,7 +123,7 @@ def test_mean_square_sum_by_loops():
 
 @pytest.mark.parametrize("name", FITS)
 def test_tokens_that_are_left_out(name):
-    """Fitted as if they were not there, whatever they hold; with none left, still to something finite and unbiased."""
+    """The fit is as if they were not there, whatever they hold; with no token left it is still finite and unbiased."""
     x, y = queries_and_keys(batch=(2,))
     keep_x, keep_y = torch.arange(30) < torch.tensor([[30], [20]]), torch.arange(40) >= torch.tensor([[5], [0]])
     found = FITS[name](x, y, keep_x=keep_x, keep_y=keep_y)

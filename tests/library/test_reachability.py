@@ -23,7 +23,7 @@ def earlier(n):
 
 
 def paths(masks, residual):
-    """By following each path from each token, one layer at a time."""
+    """Where (n, n) token i holds what token j had, found by following each path from each token, layer by layer."""
     n = len(masks[0])
     found = torch.zeros(n, n, dtype=torch.bool)
     for token in range(n):
@@ -61,8 +61,8 @@ def test_masks_on_another_device_than_the_default():
 
 @pytest.mark.parametrize("l", [1, 2, 3, 5, 8, 40])
 def test_two_strided_layers_reach_every_earlier_token(l):
-    """In either order, with l keys in the window; with one fewer they miss some as soon as there are l tokens. Neither
-    alone suffices, however often."""
+    """Two layers do in either order, with l keys in the window; with one key fewer they miss some tokens as soon as
+    there are l. Neither layer suffices alone, however often it is repeated."""
     for n in LENGTHS:
         window, columns = causal(Window(l), n), causal(Columns(l), n)
         for layers in ((window, columns), (columns, window)):
@@ -79,8 +79,8 @@ def test_two_strided_layers_reach_every_earlier_token(l):
 
 @pytest.mark.parametrize(("l", "c"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 2), (7, 7), (40, 1)])
 def test_two_fixed_layers_reach_every_earlier_token(l, c):
-    """Blocks first, then summaries. The other way round, what is no summary does not leave its block. Without residual
-    connections a token before its block's summaries loses what it has."""
+    """Two layers do with blocks first, then summaries. The other way round, a token that is not a summary does not
+    leave its block. Without residual connections a token before its block's summaries loses what it has."""
     for n in LENGTHS:
         blocks, summaries = causal(BlockedWindow(l), n), causal(Summaries(l, c), n)
         assert torch.equal(reached(blocks, summaries), earlier(n))
@@ -91,7 +91,7 @@ def test_two_fixed_layers_reach_every_earlier_token(l, c):
 
 
 def test_two_layers_do_not_reach_any_token_from_any():
-    """Only earlier ones, where the model is causal, however many layers; any, where it is not."""
+    """In a causal model layers reach only earlier tokens, however many there are; otherwise they reach all."""
     n = 20
     for pair in ((Window(4), Columns(4)), (BlockedWindow(4), Summaries(4, 1))):
         assert torch.equal(reached(*(causal(p, n) for p in pair)), earlier(n))
@@ -111,7 +111,7 @@ def test_windows(w):
 
 
 def test_windows_that_never_reach():
-    """Blocks that do not overlap, multiples of a dilation, and the inverted rule where it leaves one distance of 0."""
+    """Blocks that do not overlap, multiples of a dilation, and the inverted rule where it leaves only distance 0."""
     n = 13
     for pattern in (BlockedWindow(4), Dilated(4, 2), Columns(3), NeitherFarNorMultiple(1)):
         assert layers_to_reach(causal(pattern, n)) is None
@@ -123,8 +123,8 @@ def test_windows_that_never_reach():
 
 @pytest.mark.parametrize(("w", "g"), [(2, 1), (3, 2), (5, 1), (4, 9)])
 def test_global_tokens(w, g):
-    """Two layers connect all through a global token. Where the model is causal it collects nothing: it is reached at
-    once, but all others take as many layers as by a window alone."""
+    """Two layers connect all tokens through a global token. In a causal model a global token collects nothing: it
+    reaches all others in one layer, but these reach each other in as many layers as with a window alone."""
     for n in LENGTHS:
         pattern = GlobalLocal(w, g)
         assert layers_to_reach(pattern.mask(n), is_causal=False) <= 2
@@ -136,7 +136,7 @@ def test_global_tokens(w, g):
 
 
 def test_random_blocks_come_nearer_than_a_window():
-    """With two keys drawn beside a window of two, fewer than a quarter of the layers for 64 tokens."""
+    """With two keys drawn beside a window of two, 64 tokens need fewer than a quarter of the layers."""
     n = 64
     near, drawn = BigBird(1, 2, 0, 0), BigBird(1, 2, 0, 2)
     assert layers_to_reach(causal(near, n)) == window_layers(n, 2) == 63

@@ -1,4 +1,4 @@
-"""Recomputation: the same numbers, less kept, one forward pass more."""
+"""Recomputation: the same numbers, less memory kept, one more forward pass."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_declared_is_counted(count, segments):
 
 
 def test_the_peak():
-    """By count of all tensors that are alive, forward and backward: what the closed form says is saved is, but for the
+    """Counted over all live tensors, forward and backward: the peak falls by what the closed form says, except for the
     gradients and temporaries of one block, which are there in any case."""
     one, size = cost.block(1, 64, D, H, itemsize=8), (1, 64, D)
     peaks, declared = {}, {}

@@ -1,6 +1,6 @@
 """States written token by token: products of matrices, both forms and all gradients across chunks, states, masks.
 
-What holds for every mechanism, `test_properties.py` and `test_decoding.py` show, up to 40 tokens.
+`test_properties.py` and `test_decoding.py` show what holds for every mechanism, up to 40 tokens.
 """
 
 import pytest
@@ -28,7 +28,7 @@ ERASING = [name for name in NAMES if name not in ADDING]
 
 def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True, before_fading=False):
     """(o, S) for one sequence, with every matrix S_t = (I - b k k^T) Diag(a) S_{t-1} + b k v^T multiplied out; without
-    erasing Diag(a) S_{t-1} + b k v^T; erasing `before_fading` (Diag(a) - b k k^T) S_{t-1} + b k v^T."""
+    erasing, Diag(a) S_{t-1} + b k v^T; if it erases `before_fading`, (Diag(a) - b k k^T) S_{t-1} + b k v^T."""
     rows, identity = [], torch.eye(k.shape[1], dtype=k.dtype)
     for t in range(len(k)):
         b = 1 if beta is None else beta[t]
@@ -46,8 +46,9 @@ def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True, before_fa
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3, -2.0])
 def test_formula(name, form, causal, scale):
-    """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here, and what erases by the
-    lengths of queries and keys, unless these are to be taken as they are. SSD's decay is that of its step and rate."""
+    """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here; mechanisms that erase
+    divide by the lengths of queries and keys, unless these are to be taken as they are. SSD's decay is made of its step
+    and rate."""
     given = arguments(name, length=7, keys=7 if causal else 9)
     kwargs = {"is_causal": causal, "scale": scale} | ({"chunk": 4} if form == "fast" else {})
     factor = SCALES.get(name, 1) if scale is None else scale
@@ -83,9 +84,9 @@ def test_chunk_width():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_special_cases(form, causal):
-    """With one decay for all channels KDA is the gated delta rule, without decay the delta rule; with one for all and
-    values times their steps GLA is SSD; without decay both are linear attention's sum of k v^T; without write strengths
-    all of each value is written."""
+    """With one decay for all channels KDA is the gated delta rule; without decay it is the delta rule. With one decay
+    for all channels, and values times their steps, GLA is SSD; without decay both are linear attention's sum of k v^T.
+    Without write strengths all of each value is written."""
     kwargs = {"is_causal": causal} | ({"chunk": 8} if form == "fast" else {})
     given = arguments("kda", 2, length=20)
     kda, gla, delta = FUNCTIONS["kda", form], FUNCTIONS["gla", form], FUNCTIONS["delta", "reference"]
@@ -119,8 +120,8 @@ def test_special_cases(form, causal):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_vector_gates(form):
-    """With one decay for all channels they are the gated delta rule, of the strengths beta / a and the values a v. What
-    is in the state never grows, with strengths up to 1, decays of any kind and keys that are alike."""
+    """With one decay for all channels they are the gated delta rule with strengths beta / a and values a v. The norm of
+    a state never grows, with strengths up to 1, decays of any kind and keys that are alike."""
     function = FUNCTIONS["vector-gated", form]
     given = arguments("vector-gated", 2, length=40)
     a = 0.5 + torch.rand(2, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 2
@@ -154,7 +155,7 @@ def test_duality():
 
 
 def test_unit():
-    """x / sqrt(|x|^2 + 1e-6): of length 1 for long ones; zero stays zero, and has a gradient."""
+    """The unit of x is x / sqrt(|x|^2 + 1e-6): long vectors get length 1; zero stays zero, and has a gradient."""
     x = torch.tensor([[3.0, 4.0], [1e-3, 0.0], [0.0, 0.0], [1e150, 0.0]], dtype=torch.float64, requires_grad=True)
     expected = [[0.6, 0.8], [0.5**0.5, 0.0], [0.0, 0.0], [1.0, 0.0]]
     torch.testing.assert_close(unit(x), torch.tensor(expected, dtype=torch.float64), atol=TINY / 25, rtol=0)

@@ -24,12 +24,12 @@ from ortho.cost.counting import saved_bytes
 
 NAN, INF = float("nan"), float("inf")
 FADING = [name for name in NAMES if name != "delta"]
-EMPTIED = [name for name in FADING if name != "vector-gated"]  # whose errors are of the state before it fades
+EMPTIED = [name for name in FADING if name != "vector-gated"]  # vector gates take errors from the state before it fades
 LOGARITHMS = [name for name in NAMES if "log_decay" in MECHANISMS[name].gates]
 
 
 def fading_arguments(name, *lead, **kwargs):
-    """Of the functions of `fading`."""
+    """Arguments of the functions that `fading` gives."""
     given = arguments(name, *lead, **kwargs)
     if name == "ssd":
         given["log_decay"] = -given.pop("rate") * given.pop("step")
@@ -43,9 +43,9 @@ def to(given, dtype):
 @pytest.mark.parametrize(("name", "causal"), list(product(FADING, [False, True])))
 @pytest.mark.parametrize("rate", [0.0, -1e-3, -5.0, -1e4, -1e30, "any"])
 def test_any_decay(name, causal, rate):
-    """Of all tokens, or of one in three beside weak ones: as the recurrence has it, to 1e-12, with all gradients.
+    """Decays of all tokens, or of one in three beside weak ones, are the recurrence's to 1e-12, with all gradients.
 
-    Over a chunk of 64 the decay e^-5 multiplies up to e^-320, by which keys could not be divided in float32.
+    Over a chunk of 64 the decay e^-5 multiplies up to e^-320; in float32 keys could not be divided by that.
     """
     given = fading_arguments(name, 2, length=130)
     shape = given["log_decay"].shape
@@ -65,8 +65,8 @@ def test_any_decay(name, causal, rate):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("strong", [-1e4, "least"])
 def test_strong_decays(name, form, dtype, strong):
-    """Such a decay empties the state: what comes after is what a sequence that begins there gives, to rounding; so are
-    all gradients. A difference of sums that hold -1e4 would leave float32 an error of 1e-3."""
+    """Such a decay empties the state: later outputs and all gradients are those of a sequence that begins there, to
+    rounding. A difference of sums that contain -1e4 would have an error of 1e-3 in float32."""
     given = to(fading_arguments(name, 2, length=150), dtype)  # three chunks of 50 or more
     cuts = [0, 1, 20, 21, 49, 50, 51, 97, 100, 150]
     given["log_decay"][given["log_decay"] < -1e4] = -0.1
@@ -83,7 +83,7 @@ def test_strong_decays(name, form, dtype, strong):
 
     found = with_gradients(fading(name, form), given, is_causal=True)
     exact = with_gradients(in_parts, to(given, torch.float64))
-    # 50 rounded products, through systems whose inverses have entries of at most 2; keys of any length: of some 10.
+    # 50 rounded products, through systems whose inverses have entries of at most 2; with keys of any length, about 10.
     bound = (1e4 if name in ADDING else 1e3) * torch.finfo(dtype).eps
     for one, other in zip(found, exact, strict=True):
         assert one.isfinite().all()
@@ -92,7 +92,7 @@ def test_strong_decays(name, form, dtype, strong):
 
 @pytest.mark.parametrize(("name", "form"), list(product(LOGARITHMS, FORMS)))
 def test_decays_beyond_float32(name, form):
-    """A gate in float64 beside operands in float32: what overflows there is a decay to nothing, and not NaN."""
+    """A gate in float64 beside operands in float32: a decay that overflows float32 is one to nothing, and not NaN."""
     given = to(arguments(name, 2, length=70, state=False), torch.float32)
     given["log_decay"] = given["log_decay"].double()
     results = []
@@ -106,8 +106,8 @@ def test_decays_beyond_float32(name, form):
 @pytest.mark.parametrize(("name", "form"), list(product(NAMES, FORMS)))
 @pytest.mark.parametrize("gates", [torch.float32, torch.bfloat16])
 def test_half_precision(name, form, gates):
-    """Only the operands and the output are rounded, the latter by eps / 2. In between are sums in float32 of 70 terms
-    of some 10. Gates have a dtype of their own, and the state is of float32."""
+    """Only the operands and the output are rounded, the latter by eps / 2. In between are float32 sums of 70 terms of
+    about 10. Gates have a dtype of their own, and the state is in float32."""
     given = {x: y.to(torch.bfloat16 if x in "qkv" else gates) for x, y in arguments(name, 2, length=70).items()}
     given["initial_state"] = given["initial_state"].float()
     exact, state = call(FUNCTIONS[name, "reference"], to(given, torch.float64), is_causal=True)
@@ -120,7 +120,7 @@ def test_half_precision(name, form, gates):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("form", FORMS)
 def test_rounded_unit_keys_are_unit_keys(dtype, form):
-    """Where a caller divides by lengths, in his own precision, strengths of 2 are served."""
+    """If the caller divides keys by their lengths, in any precision, strengths of 2 are served."""
     k = torch.nn.functional.normalize(draw(500, 64, dtype=torch.float32).to(dtype), dim=-1)
     beta = torch.full((500,), 2, dtype=dtype)
     assert FUNCTIONS["delta", form](k, k, k, beta=beta, normalise=False).isfinite().all()
@@ -130,7 +130,7 @@ def test_rounded_unit_keys_are_unit_keys(dtype, form):
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
 def test_backward_under_autocast(name):
-    """A causal backward pass that is written out is computed in float32 inside autocast, too."""
+    """A causal backward pass with code of its own is also computed in float32 inside autocast."""
     given = to(arguments(name, 2, length=9), torch.float32)
     expected = with_gradients(FUNCTIONS[name, "fast"], given, is_causal=True, chunk=4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -139,7 +139,7 @@ def test_backward_under_autocast(name):
 
 
 def test_one_state_a_chunk_is_kept():
-    """Of what autograd keeps for the delta rule nothing else is as large as K V."""
+    """Nothing else of size K V is kept by autograd for the delta rule."""
 
     def kept(form, width, **kwargs):
         q, k, v = (torch.ones(1, 48, width, requires_grad=True) for _ in range(3))
@@ -156,7 +156,7 @@ ONES = torch.ones(2, 5, dtype=torch.float64)
 KEYS = torch.ones(2, 5, 4, dtype=torch.float64)
 STATE = torch.zeros(2, 4, 3, dtype=torch.float64)
 HIDDEN = torch.ones(5, dtype=torch.bool)
-BAD = [  # beside what every mechanism refuses, which test_softmax.py has
+BAD = [  # besides what every mechanism refuses, which test_softmax.py has
     ({"beta": ONES[:, :4]}, r"beta: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
     ({"beta": ONES[0]}, r"beta: expected shape \(2, 5\) like the keys, got \(5,\)"),
     ({"beta": ONES[..., None]}, r"beta: expected shape \(2, 5\) like the keys, got \(2, 5, 1\)"),
@@ -187,7 +187,7 @@ BAD = [  # beside what every mechanism refuses, which test_softmax.py has
     ({"log_decay": -INF}, "log_decay: expected logarithms of .* got -inf to -inf"),
     ({"log_decay": [0.0]}, "log_decay: expected a floating-point tensor, got list of 1: float 0.0", TypeError),
 ]
-ERASURE = "beta", "normalise", "k"  # what those that only add do not take, or take as it is
+ERASURE = "beta", "normalise", "k"  # mechanisms that only add do not take these, or take them as they are
 
 
 @pytest.mark.bad_input
@@ -214,7 +214,7 @@ def test_errors(form, change, message, error):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("form", FORMS)
 def test_bad_steps_and_rates(form):
-    """Of half-precision keys those that float32 holds are served."""
+    """Steps and rates beside half-precision keys are served if float32 holds them."""
     q, k, v = (KEYS.to(torch.bfloat16),) * 3
     ssd, single = FUNCTIONS["ssd", form], ONES.float()
     for change, message in (
@@ -234,7 +234,7 @@ def test_bad_steps_and_rates(form):
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", NAMES)
 def test_long_keys(name):
-    """Keys that are not normalised and too long a state that is erased from refuses; others take them of any length, or
+    """A mechanism that erases refuses keys that are not normalised and too long; others take keys of any length, or
     divide by it."""
     given = arguments(name, 2, length=5, state=False)
     given["k"] = 2 * given["k"] / given["k"].norm(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Retrieval by one random projection: the exact law beside draws, limits that are known by hand, and bad input."""
+"""Retrieval by one random projection: the exact law compared with draws, limits known by hand, and bad input."""
 
 from math import exp, inf, log
 
@@ -19,7 +19,7 @@ def sample(M, K, d, count, **kind):
 
 @pytest.mark.parametrize(("draw", "cosine"), CASES)
 def test_the_chance_is_that_of_draws(draw, cosine):
-    """Beyond `SIGMAS` standard errors with probability 1e-5."""
+    """Draws differ by more than `SIGMAS` standard errors with probability 1e-5."""
     for M, K, d in some([(30, 8, 32), (5, 3, 7), (200, 16, 64)], 2):
         found = estimate(sample(M, K, d, 800, draw=draw, cosine=cosine).found.double())
         chance = retrieval.found_chance(M, K, d, draw=draw, cosine=cosine)
@@ -61,8 +61,8 @@ def test_the_bound_is_below_the_weight_and_near_it_for_small_c():
 
 
 def test_with_a_sink_both_bounds_hold():
-    """The right token's weight is above its bound, and what is read where no token is the right one, with the one that
-    asks at a right angle to the first, below its own. Wide heads keep the two apart, narrow ones cannot."""
+    """The right token's weight is above its bound. If no token is the right one, as the query is at a right angle to
+    the first, what is read is below its own bound. Wide heads keep the two apart, narrow heads cannot."""
     for K, sink in ((16, 0.7), (32, 0.7), (64, 0.7), (32, 0.9)):
         own = {"M": 100, "K": K, "d": 64, "count": 300, "c": 4.0, "sink": sink}
         right, none = (estimate(x) for x in (sample(**own).weight, sample(**own, cosine=0.0).read))

@@ -1,4 +1,4 @@
-"""Outliers, retrieval and replacement: the streams, and figures against loops by hand."""
+"""Outliers, retrieval and replacement: the streams, and figures compared with loops by hand."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_streams_differ_by_their_outliers():
 
 
 def test_lengths_of_values_and_noise():
-    """Mean squares of 32 x 512 values of 8 numbers; those of one draw share a target, hence the spread over draws."""
+    """Mean squares of 32 x 512 values of 8 numbers; those of one draw share a target, so the spread is over draws."""
     data = stream(0.0, 1.0, generator=generator(), noise=0.3)
     noise = data.v - data.k @ data.target
     for x, expected in ((data.k @ data.target, 1.0), (noise, 0.3**2)):
@@ -58,7 +58,7 @@ def test_the_best_rate():
 
 
 def test_the_move_of_one_outlier():
-    """The squared loss: as far as the value is long. Huber: eta delta |k| beyond delta, exactly; or each number so."""
+    """The squared loss: the value's length. Huber: exactly eta delta |k| beyond delta, or so for each number."""
     sizes, eta, most = [0.1, 1.0, 1e3, 1e6], 0.5, 0.2 * 8**0.5
     for loss, lengths in (
         (Squared(), sizes),
@@ -71,7 +71,7 @@ def test_the_move_of_one_outlier():
 
 
 def test_orthogonal_keys_hold_everything():
-    """Fewer pairs than dimensions, keys that do not meet: found after one write, and new values after one more."""
+    """Fewer pairs than dimensions, with orthogonal keys, are found after one write, and new values after one more."""
     k = torch.eye(8, dtype=torch.float64).expand(3, 8, 8)
     (_, old), (_, new) = (pairs(8, 8, generator=generator(s), draws=3) for s in (0, 1))
     for loss in (Squared(), HuberNorm(0.2), Contrastive()):

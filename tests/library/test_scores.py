@@ -22,7 +22,7 @@ def test_moments(draw):
 
 
 def test_the_laws_are_told_apart():
-    """At d = 4 the fourth moments differ by (1 + 2/d)^2 = 2.25, which the comparison above does not let pass."""
+    """At d = 4 the fourth moments differ by (1 + 2/d)^2 = 2.25, which the comparison above detects."""
     scores = laws.sample_scores("haar", 4, 4, 4000, generator=generator())
     assert abs(laws.moment_deviation(scores, "gaussian", 4, 4, 4)) > LIMIT
 
@@ -52,7 +52,7 @@ def test_what_a_multiple_misses_by_hand():
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])
 @pytest.mark.parametrize(("d", "K"), [(2, 1), (2, 2), (6, 2), (6, 3)])
 def test_the_mean_is_that_of_the_draws(draw, d, K):
-    """Wrong with probability 1e-5 each, of eight that are fixed by their seed; the target has rank 1."""
+    """Each of eight comparisons, with fixed seeds, is wrong with probability 1e-5; the target has rank 1."""
     target = torch.zeros(d, d, dtype=torch.float64)
     target[0, -1] = 5.0
     found = estimate(laws.drawn_missed(target, K, 400, draw=draw, generator=generator()))

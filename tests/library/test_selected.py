@@ -1,5 +1,5 @@
-"""Mechanisms that select their pairs: the properties of all mechanisms, at sizes that leave most pairs out; the ends of
-their sizes, where all is chosen or nothing is, groups that stay empty, masks, states; errors."""
+"""Mechanisms that select their pairs: the properties of all mechanisms, at sizes that leave most pairs out; extreme
+sizes, which select all or nothing; groups that stay empty; masks; states; errors."""
 
 import math
 import re
@@ -35,7 +35,7 @@ from ortho.cost.counting import count_forward
 
 PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
 PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
-# Within the neighbourhood in which the same pairs are chosen: the choice itself is not differentiated.
+# Within the neighbourhood in which the same pairs are selected: the selection itself is not differentiated.
 PASSED_ON += [general.test_gradients_by_finite_differences]
 
 
@@ -64,7 +64,7 @@ ONE_BUCKET, ONE_CLUSTER = torch.zeros(1, 4, 1, dtype=torch.float64), torch.ones(
 
 
 def compare(m, leaves, **kwargs):
-    """Both forms, outputs and all gradients; the output is returned."""
+    """Assert that both forms have equal outputs and gradients; return the output."""
     results = []
     for form in FORMS:
         inputs = [x.clone().requires_grad_() for x in leaves]
@@ -106,7 +106,7 @@ def test_everything_chosen_is_softmax_attention(name):
 
 
 def test_nothing_far_is_a_window():
-    """A far key's weight of e^-700 beside a near one's: nothing is left of it."""
+    """Nothing is left of a far key's weight of e^-700 beside a near key's."""
     operands, window = qkv(2, length=N), Window(5)
     least = torch.full((2, N), -700.0, dtype=torch.float64)
     for causal in (False, True):
@@ -117,7 +117,7 @@ def test_nothing_far_is_a_window():
 
 @pytest.mark.parametrize("window", [10, 64, 65, 129, 10**6])
 def test_windows_longer_than_the_sequence(window):
-    """Cost no more than those as long as it; queries and keys may be as far apart as the longer of them is long."""
+    """They cost no more than one of its length; queries and keys may be apart by the length of the longer of them."""
     for length, keys in ((130, 130), (200, 10), (10, 200), (150, 66)):
         for causal in (False, True)[: 1 + (length == keys)]:
             compare(SPARSE_LINEAR, qkv(2, length=length, keys=keys), window=window, is_causal=causal)
@@ -128,7 +128,7 @@ def test_windows_longer_than_the_sequence(window):
 
 @pytest.mark.parametrize("window", [3, 65, 200])
 def test_long_windows_behind_a_state(window):
-    """Keys in the window may stand before all that a call brings."""
+    """Keys in the window may come before all tokens of a call."""
     q, k, v = qkv(2, length=210)
     whole, state = SPARSE_LINEAR.reference(q, k, v, window=window, is_causal=True), None
     for start, stop in ((0, 66), (66, 70), (70, 71), (71, 205), (205, 210)):
@@ -156,7 +156,8 @@ def test_the_weights_of_near_and_far():
 def test_near_and_far_of_any_size(form, causal, length):
     """Scores a thousand below and above the far weights, and nothing far at all, in float32.
 
-    Against logarithms in float64. A score of 1e3 is 1e-4 off in float32, and so is a weight; with a factor of 10."""
+    Compared with logarithms in float64. A score of 1e3 is off by 1e-4 in float32, and so is a weight; the tolerance is
+    ten times this."""
     ones = torch.ones(1, length, 4)
     noise = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(0)) / 10
     v = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(1))
@@ -177,7 +178,7 @@ def _by_logarithms(q, k, v, window, causal):
 
 
 def test_default_gates_weigh_what_there_is():
-    """A half each before the first compressed token, then a third: values of 1 stay 1."""
+    """Gates are a half each before the first compressed token, then a third: values of 1 stay 1."""
     q, k, v = qkv(2, length=N)
     for sizes in (Sizes(4, 2, 4, 3, 3), Sizes()):
         ones = compare(NSA, (q, k, torch.ones_like(v)), sizes=sizes, is_causal=True)
@@ -190,7 +191,7 @@ def test_default_gates_weigh_what_there_is():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_clusters_that_stay_empty(causal, balanced):
-    """Centroids that no token is nearest to, as beside another of their direction, do nothing to nearest clusters."""
+    """Centroids that are nearest to no token, as beside another of their direction, change no nearest cluster."""
     q, k, v = qkv(2, length=N)
     mu = torch.stack([torch.tensor([1.0, 1, -1, -1]), torch.tensor([-1.0, 1, 1, -1])]).double()
     sizes = {"width": 4, "balanced": balanced, "is_causal": causal}
@@ -207,7 +208,7 @@ def test_clusters_that_stay_empty(causal, balanced):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_queries_whose_group_has_no_key(causal):
-    """They get zeros, and the others do not notice."""
+    """Such queries get zeros, and other queries are not affected."""
     towards = torch.tensor([1.0, 1, -1, -1], dtype=torch.float64)
     q, away, v = draw(N, 4) / 10 + towards, draw(N, 4, seed=1) / 10 - towards, draw(N, 5, seed=2)
     k = torch.where(torch.arange(N)[:, None] % 2 == 0, -away, away)
@@ -224,7 +225,7 @@ def test_queries_whose_group_has_no_key(causal):
 
 @pytest.mark.parametrize("name", ["lsh, 3", "lsh, shared", "routing, nearest", "routing, balanced"])
 def test_equal_tokens(name):
-    """All in one group: with many more tokens than fit."""
+    """All tokens are in one group, which is many more than fit."""
     m = SMALL[name]
     q, _, v = qkv(2, length=N)
     x = q[:, :1].expand_as(q)
@@ -237,9 +238,9 @@ def test_equal_tokens(name):
 
 @pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
 def test_long_sequences(m):
-    """At the sizes that are registered, longer than they reach; float32 is near float64, where it chooses the same.
+    """At the registered sizes, on a sequence longer than they reach; float32 is near float64 where it selects the same.
 
-    Inputs are rounded to bfloat16 beforehand, so that all choose by the same numbers; what is left are scores and sums
+    Inputs are rounded to bfloat16 beforehand, so that all select by the same numbers; what is left are scores and sums
     of a few hundred products, 1e-5 in float32 with a factor of 10, and bfloat16's rounding of the output by 2^-9.
     """
     q, k, v = (x.bfloat16().double() for x in qkv(2, length=700, width=8))
@@ -249,7 +250,7 @@ def test_long_sequences(m):
             o = m.fast(*(x.to(dtype) for x in (q, k, v)), is_causal=causal)
             assert o.dtype == dtype
             agree = ((o.double() - exact).abs() < tolerance).all(-1).double().mean()
-            assert agree > 0.99  # of the queries: nearly equal scores are chosen between by their rounding
+            assert agree > 0.99  # of the queries: rounding selects between nearly equal scores
 
 
 @pytest.mark.parametrize("name", [name for name, m in ALL.items() if m.bidirectional and name != "lsh, shared"])
@@ -260,8 +261,8 @@ def test_other_numbers_of_keys(name):
 
 @pytest.mark.parametrize("name", ["top-k, 3", "nsa, 4", "moba, 4"])
 def test_scales(name):
-    """By a negative one the highest scores are those of the lowest products. By 0 all scores are equal: the first keys
-    are taken, or the first blocks beside the own."""
+    """With a negative scale the lowest products have the highest scores. With 0 all scores are equal: the first keys
+    are taken, or the first blocks beside the query's own."""
     m, (q, k, v) = ALL[name], qkv(2, length=N)
     o = compare(m, (q, k, v), scale=-0.7, is_causal=True)
     torch.testing.assert_close(o, m.reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
@@ -279,7 +280,7 @@ def test_masks_of_scales():
 
 
 def test_centroids_move():
-    """Towards the mean of what is nearest to them; one that nothing is near stays; each head's own."""
+    """Centroids move towards the mean of the nearest tokens; one without tokens stays; heads may have their own."""
     q, k, _ = qkv(2, 3, length=N)
     mu = draw_centroids(4, count=3, generator=torch.Generator().manual_seed(0))[[0, 1, 2, 0]]  # the last takes nothing
     moved = update_centroids(mu, q, k, decay=0.75)
@@ -297,7 +298,7 @@ def test_centroids_move():
 
 
 def test_selections_look_at_few_scores_at_once(monkeypatch):
-    """No more than are asked for, whatever the length: memory stays linear."""
+    """Selections look at no more scores than asked for, whatever the length: memory stays linear."""
     monkeypatch.setattr(call, "SCORES", 1000)
     q, k, v = qkv(3, length=200)
     one = call.Call(q, k, v, None, 0, True, 1.0, None, 200, (3,), (), False)
@@ -340,8 +341,8 @@ def test_bad_options(m, given, error, message, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
 def test_bad_calls(m, form):
-    """A mask of pairs, a state of other parts; a key more or less than there are buckets, clusters, numbers; a mask
-    beside a state that leaves keys out."""
+    """Refused are a mask of pairs; a state of other parts; one key more or less than there are buckets, clusters or
+    numbers; a mask beside a state that leaves keys out."""
     f = m.form(form)
     with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
         f(Q, Q, Q, is_causal=True, attn_mask=torch.ones(9, 9, dtype=torch.bool))

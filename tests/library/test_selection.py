@@ -1,4 +1,4 @@
-"""Which pairs are chosen: against loops that follow the definitions, as closed forms, and what leaks."""
+"""Which pairs are selected, compared with loops that follow the definitions and with closed forms; what leaks."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ CENTROIDS = draw(5, 4, seed=8)
 
 
 def latest(group_of_query, groups, i, width, causal):
-    """The keys that a query reads of its group, by counting them off in chunks."""
+    """The keys of its group that a query reads, found by counting them off in chunks."""
     members = [j for j in range(len(groups)) if groups[j] == group_of_query]
     up_to = [j for j in members if j <= i]
     own = max(len(up_to) - 1, 0) // width
@@ -156,7 +156,7 @@ def test_nsa_by_hand():
 
 
 def test_nsa_reads_the_block_before_where_nothing_is_compressed():
-    """Of blocks without a weight the first ones would be taken."""
+    """If blocks without a weight counted, the first ones would be taken."""
     q, k, _ = qkv(length=N)
     masks = nsa_masks(q, k, sizes=Sizes(length=2 * N, stride=2, block=4, count=3, window=3))
     assert masks.compressed.shape == (N, 0)
@@ -188,14 +188,14 @@ LEAKING = {
 
 @pytest.mark.parametrize("name", [*CAUSAL, *LEAKING])
 def test_what_leaks(name):
-    """No causal form, at any cut; both published ways of sorting do."""
+    """No causal form leaks, at any cut; both published ways of sorting do."""
     q, k, _ = qkv(2, 3, length=N)
     leaks = [leaked_pairs((CAUSAL | LEAKING)[name], q, k, cut) for cut in range(1, N)]
     assert (sum(leaks) == 0) is (name in CAUSAL)
 
 
 def test_balanced_clusters_leave_tokens_out():
-    """Each cluster holds as many queries; what overlaps is missing elsewhere. Five clusters of 23 have room for all."""
+    """All clusters hold equally many queries, so overlaps leave others out. Five clusters of 23 have room for all."""
     q, k, _ = qkv(length=N)
     left = [left_out(routing_mask(q, k, centroids=CENTROIDS, width=width)) for width in (1, 5, 15, N)]
     assert left == sorted(left, reverse=True) and left[0] >= N - 5 and left[1] > 0 and left[-1] == 0
@@ -213,7 +213,7 @@ def test_best_prefers_the_first_of_equals():
 
 @pytest.mark.parametrize("form", [top_k_attention, moba_attention])
 def test_a_selection_in_tiles_of_queries(form, monkeypatch):
-    """As at once: whatever number of scores is looked at together."""
+    """The output is the same, whatever number of scores is looked at together."""
     q, k, v = qkv(2, length=N)
     size = {"count": 3} if form is top_k_attention else {"count": 3, "block": 4}
     whole = form(q, k, v, is_causal=True, **size)
@@ -223,7 +223,7 @@ def test_a_selection_in_tiles_of_queries(form, monkeypatch):
 
 
 def test_hashes():
-    """Of a vector and its multiple the same, of its opposite the opposite row's, of near vectors mostly the same."""
+    """A multiple of a vector has the same hash, its opposite the opposite row's, near vectors mostly the same."""
     R = draw_projections(16, rounds=4, buckets=8, generator=torch.Generator().manual_seed(0))
     x = draw(500, 16)
     assert torch.equal(hashed(x, R), hashed(3 * x, R))

@@ -1,5 +1,5 @@
-"""Softmax attention: the definition against its formula by loops; the fused form, the tiles of FlashAttention and
-PyTorch's kernels by name against the definition. (`test_precision` and `test_overflow` have the limits of numbers.)"""
+"""Softmax attention: the definition equals its formula by loops; the fused form, the tiles of FlashAttention and
+PyTorch's kernels by name equal the definition. (`test_precision` and `test_overflow` have the limits of numbers.)"""
 
 import math
 from functools import partial
@@ -17,7 +17,7 @@ from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_e
 from ortho.cost.counting import Allocations, count_forward
 
 FORMS = [softmax_attention_reference, softmax_attention]
-# Sums of at most 70 products of size 10, in another order and behind exponentials of scores up to 10.
+# Sums of at most 70 products of size 10, in another order, after exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
 
@@ -28,7 +28,7 @@ def operands(N, M=None, lead=(2, 3), dtype=torch.float64, K=4, V=5):
 
 
 def with_gradients(form, leaves, **kwargs):
-    """The output and all gradients, that of a state's parts too."""
+    """The output and all gradients, also of a state's parts."""
     o = form(*leaves[:3], **kwargs)
     return o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))
 
@@ -75,7 +75,7 @@ def test_values_of_another_width():
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("axes", ["scalar", "keys", "queries and keys", "heads", "full"])
 def test_every_mask_that_broadcasts(lead, axes):
-    """Whatever broadcasts to (..., N, M) is served by both forms, alike."""
+    """Both forms serve every mask that broadcasts to (..., N, M), with the same output."""
     full = (*lead, 5, 7)
     shape = {"scalar": (), "keys": (7,), "queries and keys": (5, 7), "heads": (*lead[-1:], 1, 7), "full": full}[axes]
     q, k, v = operands(5, 7, lead, V=4)
@@ -94,7 +94,7 @@ def test_no_silent_fallback(monkeypatch):
     refuses("No viable backend", softmax_attention, q, q, q, error=RuntimeError)
 
 
-BAD = [  # what is put in the place of q, k, v = (2, 5, 4) and beside them
+BAD = [  # what replaces q, k, v = (2, 5, 4), or is given beside them
     ({"q": torch.ones(2, 5, 4).long()}, "q: expected a floating-point tensor, got a int64 tensor", TypeError),
     ({"k": torch.ones(2, 5, 4)}, "k: expected torch.float64 on cpu like q, got torch.float32", TypeError),
     ({"k": draw(2, 5, 3)}, "k: expected width 4 like q"),
@@ -136,7 +136,7 @@ SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of
 @pytest.mark.parametrize(("N", "M"), [(1, 1), (17, 17), (5, 40), (70, 70)])
 @causal_or_not
 def test_tiles_are_what_may_be_seen(size, N, M, causal):
-    """Each pair that may be seen is in one tile, and none of those behind a whole tile of queries in any."""
+    """Each pair that may be seen is in one tile, and no key after a whole tile of queries is in any."""
     read, wanted = torch.zeros(N, M, dtype=torch.int), torch.ones(N, M, dtype=torch.bool).tril(M - N if causal else M)
     for queries, tile in tiles(N, M, causal, size):
         for keys, diagonal in tile:
@@ -170,7 +170,7 @@ def test_costs_of_other_tiles(causal):
 
 
 def test_memory_is_linear():
-    """Of all tensors that are made, forward and backward, the largest: that of one head's scores would be 64 MB."""
+    """The largest tensor made, forward and backward, is small: one head's scores would be 64 MB."""
     leaves = operands(4096, lead=(1,), dtype=torch.float32, K=8, V=8)
     with Allocations() as memory:
         with_gradients(flash_attention, leaves, is_causal=True)
@@ -188,7 +188,7 @@ HERE = ["math", "flash"]  # on a CPU
 @causal_or_not
 def test_kernels_are_exact(backend, lead, causal):
     leaves, mask = operands(17, lead=lead, K=8, V=8), draw(*lead, 17, 17, seed=4) > 0
-    mask[..., 0] = True  # a row with nothing to attend to is the kernel's own matter
+    mask[..., 0] = True  # what a row with nothing to attend to gets is up to the kernel
     for attn_mask in (None, mask):
         assert_same(
             partial(backend_attention, backend=backend), leaves, is_causal=causal, attn_mask=attn_mask, scale=0.7

@@ -1,5 +1,5 @@
-"""Costs of patterns and of mechanisms that choose their pairs: declared = counted, exactly, at sizes that leave pairs
-out; by hand, and as N grows; what choosing takes; what index arithmetic counts."""
+"""Costs of patterns and of mechanisms that select their pairs: declared costs equal counted ones, exactly, at sizes
+that leave pairs out; by hand, and as N grows; what selecting costs; how index arithmetic counts."""
 
 from functools import partial
 from itertools import product
@@ -28,7 +28,7 @@ from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import OperationCounter, count_forward
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
-# The closed form of "lsh" is that of queries beside keys.
+# The closed form of "lsh" is for queries that are not the keys.
 TESTED = {name: m for name, m in ALL.items() if name != "lsh, shared"}
 TESTED |= {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
 GATES = {"gates": (3,), "log_far": ()}  # numbers a token
@@ -43,7 +43,7 @@ def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
 
 @pytest.fixture(autouse=True, scope="module")
 def drawn():
-    """What is drawn once is not part of a call."""
+    """Make in advance what is drawn only once, which is not part of a call."""
     for width in (1, 2, 3, 4):
         projections(width), centroids(width)
     for name in ("lsh", "routing"):
@@ -57,7 +57,7 @@ VARIANTS = product(TESTED, FORMS, [False, True], [torch.bfloat16, torch.float32,
 
 @pytest.mark.parametrize(("name", "form", "qk_grad", "dtype"), some(VARIANTS, 5))
 def test_declared_equals_counted(name, form, qk_grad, dtype):
-    """In several tiles, whole and not, and of one token; with values of another width, and of width 1."""
+    """In several tiles, full and not, and for one token; with values of another width, and of width 1."""
     m = TESTED[name]
     sizes = [(1, 12, 2, 3, 3), (2, 130, 1, 2, 5), (1, 192, 1, 1, 1), (3, 1, 2, 4, 2), (1, 65, 3, 2, 3), (1, 7, 1, 3, 1)]
     for number, (size, causal) in enumerate(product(sizes, ways(m))):
@@ -72,7 +72,7 @@ def test_declared_equals_counted(name, form, qk_grad, dtype):
 @pytest.mark.parametrize("name", [name for name, m in TESTED.items() if m.causal])
 @pytest.mark.parametrize("form", FORMS)
 def test_decode(name, form):
-    """One token more, behind a state: its FLOPs, and the bytes of the state with it, of either dtype in turn."""
+    """One more token after a state: its FLOPs, and the bytes of the state with it, of either dtype in turn."""
     m, (B, H, K, V) = TESTED[name], (2, 3, 4, 2)
     for N, dtype in zip((1, 2, 7, 64, 65, 200), 3 * (torch.bfloat16, torch.float32), strict=True):
         x, gates = operands(m, B, N, H, K, V, dtype)
@@ -91,8 +91,8 @@ def test_decode(name, form):
 
 @pytest.mark.parametrize("qk_grad", [False, True])
 def test_any_parts(qk_grad):
-    """Shuffled orders, places without a token, tables of each sequence, tiles that read nothing; and what is worked on
-    together does not count."""
+    """Shuffled orders, places without a token, a table for each sequence, tiles that read nothing; how much is computed
+    together makes no difference."""
     G, N, K, V = 3, 20, 2, 5
     g = torch.Generator().manual_seed(0)
     shuffled = TokenBlocks(torch.randperm(N, generator=g).unflatten(0, (-1, 5)))
@@ -128,7 +128,7 @@ MASKS = {
 
 @pytest.mark.parametrize("name", CHOOSING)
 def test_choosing_and_attending(name):
-    """Together they are the cost's products; choosing alone is what the mask takes to be made, as counted."""
+    """Together they are the products of the cost; choosing alone is what making the mask takes, as counted."""
     m = next(m for m in ENTRIES if m.name == name)
     for length, causal in ((1, True), (50, True), (300, True), *([(300, False)] if m.bidirectional else [])):
         spent = choosing(name, length, 6, 5, causal=causal)
@@ -141,7 +141,7 @@ def test_choosing_and_attending(name):
 
 
 def test_shares_by_hand():
-    """Of 4096 tokens with K = V = 64: all scores beside 64 keys' scores and values; nothing; 64 products beside 320."""
+    """For 4096 tokens, K = V = 64: all scores beside 64 keys' scores and values; nothing; 64 products beside 320."""
     assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
     assert choosing("importance", 4096, 64, 64).choosing == 0
     assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)
@@ -151,7 +151,7 @@ def test_shares_by_hand():
 @pytest.mark.parametrize("width", [1, 2, 64, 65, 66, 128, 129, 300])
 @pytest.mark.parametrize("causal", [False, True])
 def test_closed_form_of_a_window_s_work(width, causal):
-    """Equal to what its tables say, where N is a multiple of the tile and longer than the window."""
+    """The closed form equals what the tables say, if N is a multiple of the tile and longer than the window."""
     window = Window(width)
     for last in (False, True):
         formula = window.work(sym.N, is_causal=causal, last=last)
@@ -163,8 +163,8 @@ def test_closed_form_of_a_window_s_work(width, causal):
 @pytest.mark.parametrize("name", ["one key", "near"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_formulas(name, causal):
-    """With the sizes put in they are the numbers. A window's costs are linear in N, and those of a token that is
-    decoded do not grow, but for the state; under a mask they are quadratic."""
+    """With the sizes substituted, formulas equal the numbers. A window's costs are linear in N, and those of a decoded
+    token do not grow, except for the state; under a mask they are quadratic."""
     K, V = sp.symbols("K V", positive=True)
     sizes, found = {sym.B: 2, sym.N: 5 * TILE, sym.H: 3, K: 10, V: 7}, {}
     for form in FORMS:
@@ -205,8 +205,8 @@ def counted(call):
 
 
 def test_index_arithmetic_is_free_where_it_is_declared():
-    """Of positions and masks, whatever the operator; what reads or writes a number counts in there too, and all does
-    after it, however it ends."""
+    """Index arithmetic is free for positions and masks, whatever the operator. Within the block, what reads or writes a
+    number still counts; after the block all counts again, however it ends."""
     i, kept, x = torch.arange(6), torch.arange(6) > 2, torch.ones(6)
     for call in (lambda: i * 2 + 1, lambda: i > 3, lambda: kept & (i < 5), lambda: ~kept):
         assert counted(call)[1]
@@ -231,7 +231,7 @@ def test_looking_up_moves_numbers():
 
 
 def test_products_with_a_factor():
-    """What a product is added to is in its count, and a sign costs nothing; a factor is an operation an entry."""
+    """A product's count includes what it is added to, and a sign is free; a factor costs one operation an entry."""
     out, a, b = torch.ones(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5)
     for alpha, elementwise in ((1, {}), (-1, {}), (0.5, {"baddbmm": 30})):
         assert counted(lambda: torch.baddbmm(out, a, b, alpha=alpha)) == ({"baddbmm": 240}, elementwise)  # noqa: B023

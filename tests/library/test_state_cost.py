@@ -1,5 +1,5 @@
-"""Costs of mechanisms with a recurrent state, or with positions: declared = counted for the functions alone, in several
-chunks or tiles; one token more; by hand; and as N grows. `test_cost.py` holds whole layers to theirs, in one chunk."""
+"""Costs of mechanisms with a recurrent state, or with positions: declared equals counted for the functions alone, in
+several chunks or tiles; one more token; by hand; as N grows. `test_cost.py` tests whole layers, in one chunk."""
 
 from itertools import product
 
@@ -25,7 +25,7 @@ K, V = sp.symbols("K V", positive=True)
 
 
 def pieces(name, form, size):
-    """The argument that says how many tokens are worked on together: of test-time training part of the definition."""
+    """The argument that says how many tokens are computed together; for test-time training part of the definition."""
     if name in TTT:
         return {"batch": size}
     if form == "reference" or name == "rotary":
@@ -48,7 +48,7 @@ def gates(name, B, H, N, K, V, dtype=torch.float32):
     return {g: torch.zeros(B, H, N, *shapes.get(g, ()), dtype=dtype, requires_grad=True) for g in wanted}
 
 
-# (B, N, H, K, V, size of a piece): in several pieces, the last one full and not, in one, and of one token.
+# (B, N, H, K, V, size of a piece): in several pieces, the last one full and not, in one piece, and for one token.
 SIZES = [(1, 12, 2, 3, 5, 4), (2, 13, 1, 4, 2, 5), (1, 33, 1, 1, 1, 64), (3, 1, 2, 4, 2, 64)]
 SIZES += [(1, 3, 2, 5, 1, 1), (2, 2, 1, 1, 3, 2), (1, 8, 1, 2, 2, 4), (2, 11, 2, 1, 3, 4)] if WHOLE else []
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]  # in turn
@@ -62,7 +62,7 @@ def test_declared_equals_counted(name, form, qk_grad):
     for number, (((B, N, H, K, V, size), causal)) in enumerate(product(SIZES, (False, True))):
         dtype = DTYPES[number % 3]
         if not (causal or m.bidirectional) or (name == "rotary" and dtype == torch.bfloat16):
-            continue  # rotary's fused kernel keeps another type beside the operands', as softmax attention's
+            continue  # rotary's fused kernel, like softmax attention's, also keeps another type than the operands'
         V = K if name == "rotary" else V
         q, k, v = (torch.zeros(B, H, N, w, dtype=dtype) for w in (K, K, V))
         given, kwargs = gates(name, B, H, N, K, V, dtype), pieces(name, form, size)
@@ -77,7 +77,7 @@ def test_declared_equals_counted(name, form, qk_grad):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("form", "dtype"), [("reference", torch.bfloat16), ("fast", torch.float32)])
 def test_decode(name, form, dtype):
-    """One token more, behind a state: its FLOPs, and the bytes of the state with it; also of a new mini-batch."""
+    """One more token after a state: its FLOPs, and the bytes of the state with it; also in a new mini-batch."""
     (B, H, K, V), kwargs, state = (2, 3, 4, 4 if name == "rotary" else 5), pieces(name, form, 3), None
     for N in range(1, 8):
         q, k, v = (torch.zeros(B, H, 1, w, dtype=dtype) for w in (K, K, V))
@@ -91,8 +91,8 @@ def test_decode(name, form, dtype):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", FORMS)
 def test_formulas_equal_numbers(name, form):
-    """A closed form with the sizes put in is the closed form called with them, where N is a multiple of a piece; of a
-    recurrent state every part is linear in N, and a token more does not depend on it."""
+    """A symbolic closed form with the sizes substituted equals the closed form called with them, if N is a multiple of
+    a piece. With a recurrent state every part is linear in N, and the cost of one more token does not depend on N."""
     m = MECHANISMS[name]
     values = {sym.B: 2, sym.N: 48, sym.H: 3, K: 10, V: 10 if name == "rotary" else 7}
     symbols = (sym.B, sym.N, sym.H, K, K if name == "rotary" else V)
@@ -108,7 +108,7 @@ def test_formulas_equal_numbers(name, form):
 
 @pytest.mark.parametrize("name", POSITIONS[1:])
 def test_growth_of_softmax_attention_with_positions(name):
-    """Work is quadratic in N; what is kept is linear in the fast form alone."""
+    """Work is quadratic in N; what is kept is linear only in the fast form."""
     sizes = (sym.B, sym.N, sym.H, K, V)
     fast, reference = (MECHANISMS[name].cost(*sizes, form=form, causal=True) for form in ("fast", "reference"))
     for part in CALLS[:4]:
@@ -118,22 +118,22 @@ def test_growth_of_softmax_attention_with_positions(name):
 
 
 def test_delta_by_hand():
-    """A token: 6 K V of the recurrence. In chunks of C: K K^T and Q K^T, T K and T V, the weights' product with what is
-    written, 2 C each; the system's inverse, C^2; three products with the state."""
+    """For each token: 6 K V by the recurrence. In chunks of C: 2 C each for K K^T and Q K^T, T K and T V, and the
+    weights' product with what is written; C^2 for the system's inverse; three products with the state."""
     cost = MECHANISMS["delta"].cost
     N, C = 128, 32
     assert cost(1, N, 1, 8, 7, form="reference", causal=True).forward == N * 6 * 8 * 7
     within = 2 * C * (3 * 8 + 2 * 7) + C**2
     assert cost(1, N, 1, 8, 7, causal=True, chunk=C).forward == N * (within + 6 * 8 * 7)
-    # One state a chunk. A token: q and k as they came, their lengths, what is made of them and of k by the system;
-    # its strength, errors and what is written; rows of three matrices of its chunk.
+    # One state for each chunk. For each token: q and k as given, their lengths, what is made of them and of k by the
+    # system; its strength, errors and what is written; rows of three matrices of its chunk.
     saved = cost(1, N, 1, 8, 7, causal=True, chunk=C).saved_bytes
     assert saved == 4 * (N // C * 8 * 7 + N * (5 * 8 + 2 * 7 + 3 + 3 * C))
 
 
 def test_channel_decays_by_hand():
-    """A token: K (C + 1) for what a reader finds in its chunk, 2 V C to answer by it; (K + V) C to solve a chunk's
-    system; 2 K V each to write to the state, to read it and to find in it what is erased."""
+    """For each token: K (C + 1) for what a reader finds in its chunk, 2 V C to answer by it; (K + V) C to solve a
+    chunk's system; 2 K V each to write to the state, to read it and to find in it what is erased."""
     gla, kda = (MECHANISMS[name].cost for name in ("gla", "kda"))
     K, V, C = 8, 7, CHUNK
     assert gla(1, 2 * C, 1, K, V, causal=True).forward == 2 * C * (K * (C + 1) + 2 * V * C + 4 * K * V)
@@ -143,7 +143,7 @@ def test_channel_decays_by_hand():
 
 
 def test_two_steps_write_twice_and_read_once():
-    """At the same chunk; what is left is the triangular part."""
+    """They are compared at the same chunk; what is left is the triangular part."""
     one, two = (MECHANISMS[n].cost(1, 4096, 1, 64, 64, causal=True).forward for n in ("delta", "delta-product"))
     assert 1.5 < two / one < 2
 

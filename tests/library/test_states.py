@@ -1,4 +1,4 @@
-"""What a state that is erased from holds: exact tables, reflections, its limits without erasing and with decays."""
+"""What a state holds that is erased from: exact tables, reflections, its limits without erasing and with decays."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_table(attend):
 
 @EITHER
 def test_strengths(attend):
-    """0 leaves the state alone, bit for bit; 2 reflects it, and twice is not at all; a share replaces a share."""
+    """0 leaves the state alone, bit for bit; 2 reflects it, and 2 twice restores it; a share replaces a share."""
     given = arguments("delta", 2, length=70)
     S = given["initial_state"]
     o, after = call(attend, given | {"beta": torch.zeros(2, 70, dtype=torch.float64)}, is_causal=True)
@@ -61,7 +61,7 @@ def test_strengths(attend):
 @pytest.mark.parametrize("strength", [0.5, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_state_never_grows_by_erasing(attend, strength, dtype):
-    """Over 3000 tokens without values, with keys that vary and one that does not: its spectral norm stays, or falls."""
+    """The spectral norm stays or falls over 3000 tokens without values, with keys that vary and with a fixed key."""
     N = 3000
     S = draw(2, 8, 3, dtype=dtype)
     k = torch.stack([draw(N, 8, seed=1, dtype=dtype), draw(8, seed=2, dtype=dtype).expand(N, 8)])
@@ -76,7 +76,7 @@ def test_a_state_never_grows_by_erasing(attend, strength, dtype):
 
 @EITHER
 def test_faint_strengths_are_linear_attention(attend):
-    """o / b tends to the sum of (q_i . k_j) v_j: what is erased is at most b times the values before, at each key."""
+    """o / b tends to the sum of (q_i . k_j) v_j: at each key, at most b times the earlier values is erased."""
     given = arguments("delta", length=40, state=False)
     q, k, v = unit(given["q"]), unit(given["k"]), given["v"]
     linear = (q @ k.mT).tril() @ v
@@ -95,7 +95,7 @@ def test_decays_are_a_scale_of_values(attend, constant):
     given = arguments("gated-delta", 2, length=70)
     if constant:
         given["log_decay"] = torch.full((2, 70), -0.05, dtype=torch.float64)
-    given["log_decay"] = given["log_decay"].clamp(min=-0.2)  # or the scale would leave no digits
+    given["log_decay"] = given["log_decay"].clamp(min=-0.2)  # otherwise the scale would leave no digits
     o, S = call(attend, given, is_causal=True)
     scale = given.pop("log_decay").cumsum(-1).exp()[..., None]
     plain, plain_S = call(attend, given | {"v": given["v"] / scale}, is_causal=True)

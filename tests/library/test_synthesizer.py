@@ -50,7 +50,7 @@ FORMULAS = {
 
 
 def by_loops(module, x, allowed):
-    """A logit at a time, and a row of weights at a time: exp of its logits over the sum of those it may attend to."""
+    """The output by one logit and one row of weights at a time: exp of logits over their sum for allowed keys."""
     shares = [1] if module.mixing is None else module.mixing.exp() / module.mixing.exp().sum()
     v = linear(x, module.weight_v)
     batch, length, _ = x.shape
@@ -112,7 +112,7 @@ def test_weights(case):
 
 
 def test_shares():
-    """Equal at first; a source mixed with itself is itself, and so is one that has nearly all of the share."""
+    """Equal at first; a source mixed with itself gives itself, and so does one that has nearly all of the share."""
     module, x = layer("random + dot product"), draw(2, 6, D)
     fresh = SynthesizerAttention(D, HEADS, LENGTH, source=["random", "dense"])
     assert torch.equal(fresh.mixing.softmax(0), torch.full((2,), 0.5))
@@ -135,7 +135,7 @@ def test_first_logits_have_variance_one(name):
         x = torch.randn(4, length, width, generator=g, dtype=torch.float64)
         squares.append(source.logits(x, Seen(length, source.state(x))).square().mean())
     mean, error = torch.stack(squares).mean(), torch.stack(squares).std() / 10
-    if name == "factored-dense":  # two numbers that share their hidden units, whose squares go together
+    if name == "factored-dense":  # its two numbers share their hidden units, so their squares are correlated
         assert 1 - SIGMAS * error < mean < 1 + 8 / width + SIGMAS * error
     else:
         assert abs(mean - 1) < SIGMAS * error
@@ -281,7 +281,7 @@ def test_errors(refused):
 
 @every_case
 def test_half_precision_is_computed_in_float32(case):
-    """The weights' sums are off by 1e-6, some ten roundings of float32 each; those of bfloat16 are, by 4e-3."""
+    """The weights' sums are off by at most 1e-6, about ten roundings of float32; in bfloat16 it would be 4e-3."""
     module, x = layer(case, dtype=torch.bfloat16), draw(2, 9, D, dtype=torch.bfloat16)
     weights = module.weights(x)
     assert weights.dtype == torch.float32
@@ -290,7 +290,7 @@ def test_half_precision_is_computed_in_float32(case):
 
 
 def test_scores_beyond_half_precision():
-    """Products of some 300 by 300 are 90,000, of which float16 holds none."""
+    """Products of about 300 by 300 are 90,000, which float16 cannot hold."""
     module, x = layer("dot-product", dtype=torch.float16), 300 * draw(2, 9, D, dtype=torch.float16)
     y = module(x.requires_grad_())
     assert y.isfinite().all()

@@ -1,4 +1,4 @@
-"""Synthesizers' costs: declared = counted for every source and mixture, by hand, as published, and as N grows."""
+"""Synthesizers' costs: declared equals counted for every source and mixture; by hand, as published, and as N grows."""
 
 from functools import partial
 from itertools import cycle, product
@@ -51,7 +51,7 @@ def test_mixtures(names):
     "source", ["random", "fixed-random", "factored-random", ("random", "factored-random")], ids=str
 )
 def test_heads_of_another_width(source):
-    """Any number of heads, wider together than x or narrower; a step, and a token more."""
+    """Any number of heads, together wider or narrower than x; a step, and one more token."""
     for (batch, n, width, heads, longest), head_dim, flag in product(SIZES, [1, 3, 24], [True, False]):
         x = torch.zeros(batch, n, width, requires_grad=flag)
         kind = {"source": source, "max_length": longest, "head_dim": head_dim}
@@ -81,7 +81,7 @@ def test_decode(source):
 
 @pytest.mark.parametrize("source", [*SOURCES, ("random", "dense"), ("factored-dense", "dot-product")], ids=str)
 def test_formulas_equal_counts(source):
-    """A closed form with the sizes put in is the closed form called with them."""
+    """A symbolic closed form with the sizes substituted equals the closed form called with them."""
     for batch, causal in product([1, 2], [False, True]):
         formula = cost.synthesizer(batch, N, d, H, source=source, rank=rank, k1=k1, causal=causal)
         numbers = cost.synthesizer(batch, 24, 16, 2, source=source, rank=3, k1=4, causal=causal)
@@ -110,7 +110,7 @@ def test_parameters_as_published(source):
 
 
 def test_the_dot_product_alone_is_the_standard_layer():
-    """The same products and parameters, and the same bytes kept; only where the scale is taken differs."""
+    """The same products and parameters, and the same bytes kept; only where the scale is applied differs."""
     ours = symbolic(cost.synthesizer, source="dot-product")
     standard = symbolic(cost.layer, form="reference")
     for field in ("forward", "backward", "saved_bytes", "decode", "state_bytes", "trained"):

@@ -1,6 +1,6 @@
 """An estimate is a mean and its standard error, normal at the rate that SIGMAS states; what `ortho.theory` refuses.
 
-Limits that only one function has. `test_fuzz.py` tries sizes below 1, unknown names and the like with all functions.
+The limits here are of one function each. `test_fuzz.py` tries sizes below 1, unknown names and the like with all.
 """
 
 from math import inf

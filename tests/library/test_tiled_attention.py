@@ -1,4 +1,4 @@
-"""Attention by parts: any arrangement of tiles and blocks against materialised weights; large scores, memory."""
+"""Attention by tilings: any arrangement of tiles and blocks equals materialised weights; large scores; memory."""
 
 from functools import partial
 from itertools import product
@@ -13,13 +13,13 @@ from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 from ortho.cost.counting import Allocations
 
-# Sums of at most 40 float64 products of size 10, in another order and behind the exponentials of scores up to 10.
+# Sums of at most 40 float64 products of size 10, in another order, after exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 
 
 def masked_attention(q, k, v, kept, scale):
-    """Softmax attention of q (G, N, K), k (G, M, K), v (G, M, V) over the pairs that are kept, (G, N, M); a row
-    without any is 0."""
+    """Softmax attention of q (G, N, K), k (G, M, K), v (G, M, V) over the pairs that are kept, (G, N, M); a row without
+    a pair is 0."""
     scores = (scale * q @ k.mT).masked_fill(~kept, -torch.inf)
     weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=-1e300)).exp()
     total = weights.sum(-1, keepdim=True)
@@ -27,7 +27,7 @@ def masked_attention(q, k, v, kept, scale):
 
 
 def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
-    """The output and all gradients; gives the pairs that count."""
+    """Assert that the output and all gradients are right; return the pairs that count."""
     kept, _ = counted(parts, len(leaves[0]), leaves[0].shape[1], leaves[1].shape[1], start)
     assert int(kept.max()) <= 1
     kept = kept > 0 if mask is None else (kept > 0) & mask
@@ -43,7 +43,7 @@ def compare(parts, leaves, *, start=0, mask=None, scale=0.7):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", [0, 6])
 def test_one_part(kind, start, monkeypatch):
-    """Every arrangement, with all pairs of the table and with some; among them tiles that read nothing. However many
+    """Every arrangement, with all pairs of the table and with some, also with tiles that read nothing, however many
     numbers are computed together."""
     queries, keys, table = KINDS[kind]
     for (seed, together), some in product(enumerate((1, 50, 2**18)), (False, True)):
@@ -57,7 +57,7 @@ def test_one_part(kind, start, monkeypatch):
 
 @pytest.mark.parametrize("start", [0, 6])
 def test_several_parts(start):
-    """All kinds in one call: a pair is in the part of its label, if there at all."""
+    """All kinds in one call: a pair is in the tiling of its label, or in none."""
     g = torch.Generator().manual_seed(1)
     labels = torch.randint(0, len(KINDS), (start + N, M), generator=g)
     parts = [
@@ -72,7 +72,7 @@ def test_several_parts(start):
 @pytest.mark.parametrize("start", [0, 6])
 @pytest.mark.parametrize("scores", [20, 2**18])
 def test_masks(monkeypatch, kind, start, scores):
-    """Of every shape that broadcasts; a mask hides whole rows, columns and sequences too."""
+    """Masks of every shape that broadcasts, also masks that hide whole rows, columns and sequences."""
     monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
     g = torch.Generator().manual_seed(2)
     queries, keys, table = KINDS[kind]
@@ -86,7 +86,7 @@ def test_masks(monkeypatch, kind, start, scores):
 
 
 def test_rows_without_pairs_are_zero_and_have_no_gradient():
-    """Exactly: where there is no tile for a query, where its tile reads nothing, where all it reads is left out."""
+    """Exactly so: a query may have no tile, its tile may read nothing, or all that it reads may be left out."""
     tokens = torch.tensor([[0, 1], [2, 3], [4, ABSENT]])  # 5 is in no tile
     table = torch.tensor([[0, 1], [ABSENT, ABSENT], [1, ABSENT]])
     parts = [Tiling(TokenBlocks(tokens), consecutive(0, 4, 2), table, lambda i, j: i != 1)]
@@ -109,7 +109,7 @@ def test_rows_without_pairs_are_zero_and_have_no_gradient():
 
 @pytest.mark.parametrize("scores", [1, 40, 200, 2**18])
 def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
-    """Tiles that are alike share what is found for one, however many are worked on together; ends are not alike."""
+    """Equal tiles share what is computed for one, however many are worked on together; tiles at the ends differ."""
     monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
     for length, width, tile, block in ((40, 5, 4, 4), (41, 9, 4, 4), (40, 8, 2, 4), (37, 7, 8, 2), (40, 1, 4, 4)):
         part = band(length, width, tile, block, relative=True)
@@ -124,8 +124,8 @@ def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
 
 
 def test_gradients_of_some():
-    """Of v alone the scores' gradients are not computed; whichever are asked for are the same, for operands in any
-    layout and for a gradient that is one number everywhere."""
+    """If only v needs a gradient, the scores' gradients are not computed. Whichever gradients are asked for are the
+    same, for operands in any layout and for an upstream gradient that is one number everywhere."""
     parts = [band(N, 6, 4, 4, relative=True), drawn_part(torch.Generator().manual_seed(0), queries=(4, SHUFFLED))]
     parts[1] = parts[1]._replace(allowed=lambda i, j: j > i)
     leaves = operands(keys=N)
@@ -138,7 +138,7 @@ def test_gradients_of_some():
 
 
 def halves(labels, tile=4, block=5):
-    """Two parts of all pairs: those of label 0, and those of label 1."""
+    """Two tilings of all pairs: those of label 0, and those of label 1."""
     queries, keys = consecutive(0, labels.shape[0], tile), consecutive(0, labels.shape[1], block)
     table = torch.arange(len(keys.positions)).expand(len(queries.positions), -1)
     return [Tiling(queries, keys, table, lambda i, j, p=p: labels[i, j] == p) for p in (0, 1)]
@@ -147,8 +147,8 @@ def halves(labels, tile=4, block=5):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e12, 1e18])
 def test_large_scores(dtype, size):
-    """A score of s is rounded by s eps, which moves a weight by that share of itself, in both forms; where that is no
-    longer small outputs are still means of values, over several parts too, and gradients are finite."""
+    """A score of s is rounded by s eps, which changes a weight by this share, in both forms. Where this is not small,
+    outputs are still means of values, also over several tilings, and gradients are finite."""
     labels = torch.randint(0, 2, (N, M), generator=torch.Generator().manual_seed(5))
     parts = halves(labels)
     leaves = operands(dtype=dtype, size=size)
@@ -166,7 +166,7 @@ def test_large_scores(dtype, size):
 
 
 def test_equal_scores_of_any_size_share_their_weight():
-    """In two parts as in one: the output is the mean of the values."""
+    """In two tilings as in one, the output is the mean of the values."""
     q, k = torch.full((1, 4, 1), 1e9), torch.full((1, 4, 1), 1e9)
     v = draw(1, 4, 3).float()
     parts = halves((torch.arange(4) % 2).expand(4, 4))
@@ -175,7 +175,7 @@ def test_equal_scores_of_any_size_share_their_weight():
 
 
 def test_autocast_leaves_it_alone():
-    """Forward, and backward whether or not it is still on."""
+    """The forward pass is the same under autocast, and so is the backward pass, whether or not autocast is still on."""
     parts, leaves = [band(N, 6, 4, 4)], operands(keys=N, dtype=torch.float32)
     d_o = draw(G, N, V, seed=9).float()
     o = tiled_attention(*leaves, parts, scale=1.0)
@@ -189,7 +189,7 @@ def test_autocast_leaves_it_alone():
 
 
 def many_parts(length):
-    """A band in spans, and what lies four places behind it and further in a shuffled order, a token of each block."""
+    """A band in spans; and what lies four or more places before it, in a shuffled order, a token of each block."""
     g = torch.Generator().manual_seed(0)
     order = TokenBlocks(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
     far = Tiling(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
@@ -197,8 +197,8 @@ def many_parts(length):
 
 
 def test_no_more_is_made_at_once():
-    """The largest tensor, forward and backward, has no more than `NUMBERS` numbers: of the scores of a part with all
-    pairs; of keys that lone queries gather, 64 numbers for a score, eight times `NUMBERS` in all."""
+    """The largest tensor, forward and backward, has no more than `NUMBERS` numbers: for the scores of a tiling with all
+    pairs, and for keys that lone queries gather, with 64 numbers for each score, eight times `NUMBERS` in all."""
     tiles, blocks, each = consecutive(0, 1024, 64), consecutive(0, 1024, 16), consecutive(0, 2048, 1)
     gathered = torch.stack([torch.randperm(2048)[:32] for _ in range(2048)])
     cases = [
@@ -213,8 +213,8 @@ def test_no_more_is_made_at_once():
 
 
 def test_memory_is_linear(monkeypatch):
-    """Of all tensors that are made, forward and backward, the largest, and all at once, counted in bytes: what scales
-    with N^2 would be 16 times as much for 4 times as many tokens, and as booleans 16 MB at 4096."""
+    """The bytes of the largest tensor, and of all at once, grow linearly, forward and backward. What scales with N^2
+    would be 16 times as much for 4 times as many tokens, and as booleans 16 MB at 4096."""
     monkeypatch.setattr(engine, "NUMBERS", {"cpu": 2**12})
     largest, peak = {}, {}
     for length in (1024, 4096):

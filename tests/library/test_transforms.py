@@ -1,4 +1,4 @@
-"""torch.func and forward derivatives: a definition serves them, a fast form does or says that it cannot."""
+"""torch.func and forward derivatives: a definition serves them; a fast form serves them or says that it cannot."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def same(a, b):
 
 
 def expected_of(function, plain, form):
-    """The function's result, which is the plain one; or, of a fast form, our refusal."""
+    """Assert that the function's result is the plain one or, for a fast form, that it is refused in our words."""
     if form == "fast":
         try:
             result = function()
@@ -41,7 +41,7 @@ def expected_of(function, plain, form):
 
 
 @pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of what PyTorch does itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # about PyTorch's own code
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_transforms(name, form):
@@ -51,7 +51,7 @@ def test_transforms(name, form):
     (gradient,) = torch.autograd.grad(f(q, k, leaf).square().sum(), leaf)
     expected_of(lambda: torch.func.grad(lambda v: f(q, k, v).square().sum())(v), gradient, form)
     tangent = torch.ones_like(v)
-    along = f(q, k, v + tangent) - f(q, k, v)  # linear in v, but for losses of the values
+    along = f(q, k, v + tangent) - f(q, k, v)  # linear in v, except for losses of the values
     if not name.startswith("ttt"):
         expected_of(lambda: torch.func.jvp(lambda v: f(q, k, v), (v,), (tangent,))[1], along, form)
         with forward_ad.dual_level():
@@ -63,7 +63,7 @@ def test_transforms(name, form):
 
 
 @pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what PyTorch does itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # about PyTorch's own code
 @pytest.mark.parametrize("attention", ["softmax", "linear", "window"])
 def test_export(attention):
     """A program with the same results, at another length too; or one sentence that says what is not served."""

@@ -1,4 +1,4 @@
-"""Products of transitions, the chunk's system, several keys in one go, gated forms: bounds, closed forms, limits."""
+"""Products of transitions, the chunk's system, several keys at once, gated forms: bounds, closed forms, limits."""
 
 from math import inf, log, pi, sqrt
 
@@ -74,7 +74,7 @@ def test_products_are_in_order():
 
 
 def test_orthogonalising_keeps_products_orthogonal_and_no_nearer_to_the_right_one():
-    """Each float32 step is off by a few eps; 1,000 steps in random directions by some 30 times that."""
+    """Each float32 step is off by a few eps; 1,000 steps in random directions by about 30 times that."""
     plain = transitions.reflection_drift(1000, 8, generator=generator())
     mended = transitions.reflection_drift(1000, 8, orthogonalise_every=10, generator=generator())
     eps = torch.finfo(torch.float32).eps
@@ -98,7 +98,7 @@ def test_orthogonalising_a_memory_loses_what_it_holds():
 
 
 def test_nearest_orthogonal():
-    """Of an orthogonal times a positive matrix it is the first factor."""
+    """For an orthogonal matrix times a positive one it is the first factor."""
     Q = transitions.nearest_orthogonal(normal(5, 5))
     torch.testing.assert_close(Q @ Q.T, torch.eye(5, dtype=Q.dtype))
     X = normal(5, 5, seed=1)
@@ -111,7 +111,7 @@ def test_nearest_orthogonal():
 @pytest.mark.parametrize("kind", transitions.KEYS)
 @pytest.mark.parametrize("beta", [0.5, 1.0, 1.5, 2.0])
 def test_inverse_and_condition(kind, beta):
-    """The inverse's formula, its bound, and the condition's; errors of both inverses grow with the condition number."""
+    """The inverse's formula, its bound, and the condition number's; errors of both inverses grow with the latter."""
     C = 64
     k, b = transitions.chunk_keys(kind, C, 32, generator=generator()), filled(C, beta)
     inverse = torch.linalg.inv(transitions.chunk_system(k, b))
@@ -122,7 +122,7 @@ def test_inverse_and_condition(kind, beta):
 
 
 def test_identical_keys_by_hand():
-    """The inverse is -b (1 - b)^(i - j - 1) below the diagonal; at b = 2 the bound is met but for a factor of 1.3."""
+    """The inverse is -b (1 - b)^(i - j - 1) below the diagonal; at b = 2 the bound is met up to a factor of 1.3."""
     k, b = transitions.chunk_keys("identical", 6, 4, generator=generator()), filled(6, 1.5)
     inverse = torch.linalg.inv(transitions.chunk_system(k, b))
     i, j = torch.tril_indices(6, 6, -1)
@@ -140,7 +140,7 @@ def test_keys_are_what_their_name_says():
 
 
 def test_a_narrow_inverse_costs_digits():
-    """bfloat16 keeps 8 bits: errors above 2^-10. float32's are below what the condition number can make of its eps."""
+    """bfloat16 keeps 8 bits: errors are above 2^-10. float32's errors are below its eps times the condition number."""
     k, b = transitions.chunk_keys("near-parallel", 64, 32, generator=generator()), filled(64, 1.0)
     eps = torch.finfo(torch.float32).eps
     assert transitions.solve_error(k, b, torch.float32) < eps * transitions.condition(k, b)
@@ -151,7 +151,7 @@ def test_a_narrow_inverse_costs_digits():
 
 
 def test_at_once_diverges_where_in_turn_does_not():
-    """Near-parallel unit keys, beta = 1.5: modulus 2 along both; the product of two contractions is one."""
+    """Near-parallel unit keys, beta = 1.5: modulus 2 along both; the product of two contractions is a contraction."""
     keys, beta = transitions.pair(1 - 1e-12), filled(2, 1.5)
     values = normal(2, 3)
     eigenvalues = torch.linalg.eigvalsh(transitions.transition("at once", keys, beta))
@@ -203,7 +203,7 @@ def test_the_input_form_is_gated_delta_net(form):
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_the_input_form_with_vector_gates(form):
-    """The mechanism divides by |k| and some 5e-7 more."""
+    """The mechanism divides by about 5e-7 more than |k|."""
     q, v = normal(2, 90, 6), normal(2, 90, 5, seed=1)
     k = transitions.unit_keys(2, 90, 6, generator=generator(2))
     gamma, eta = (torch.rand(2, 90, *rest, generator=generator(3), dtype=torch.float64) for rest in ([6], []))
@@ -214,7 +214,7 @@ def test_the_input_form_with_vector_gates(form):
 
 
 def test_transition_of_the_input_form():
-    """Its eigenvalues are gamma and gamma - eta |k|^2, so that `contracts` is exact; `maps` is a part of it."""
+    """Its eigenvalues are gamma and gamma - eta |k|^2, so that `contracts` is exact; `maps` implies it."""
     k = 1.3 * transitions.unit_keys(1, 4, generator=generator())[0]
     inside = 0
     for gamma in torch.linspace(-1.2, 1.2, 13).tolist():
@@ -228,7 +228,7 @@ def test_transition_of_the_input_form():
 
 
 def test_channel_gates_have_no_such_map():
-    """With one value for all channels they are the scalar one; else what erases in the mapped form is not symmetric."""
+    """With one value for all channels they are the scalar gate; else the mapped form's erasure is not symmetric."""
     k, v, S = transitions.unit_keys(2, 4, generator=generator())[0], normal(3), normal(4, 3, seed=1)
     gamma, eta = torch.tensor(0.8).double(), torch.tensor(0.6).double()
     torch.testing.assert_close(

@@ -1,5 +1,5 @@
-"""Test-time training: the definition by hand and against the delta rule, mini-batches, states, masks, limits; and its
-losses: values by hand, derivatives against autograd, what they may see, what they cost."""
+"""Test-time training: the definition, compared with values by hand and the delta rule; mini-batches, states, masks,
+limits. Its losses: values by hand, derivatives by autograd, what they may see, what they cost."""
 
 from itertools import product
 from math import e, log
@@ -16,7 +16,7 @@ from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, 
 
 LOSSES = [Squared(), Huber(0.4), HuberNorm(0.5), Contrastive(0.6)]
 FORMS = [ttt_attention_reference, ttt_attention]
-# Two float64 computations of sums of some 1e3 terms of size 1 in different orders (2e-13). A wrong term shows at 1e-2.
+# Two float64 computations of sums of about 1e3 terms of size 1 in different orders (2e-13). A wrong term shows at 1e-2.
 close = {"atol": 1e-12, "rtol": 1e-12}
 LENGTH, K, V = 37, 5, 4
 
@@ -62,7 +62,7 @@ def test_a_mini_batch_of_one_is_the_delta_rule(form, causal):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_steps_are_gradients_of_the_loss(loss):
-    """A mini-batch moves the memory against the gradient in S of its losses, weighted by their steps: by autograd."""
+    """A mini-batch moves the memory against autograd's gradient in S of its losses, weighted by their steps."""
     q, k, v, eta = operands(12)
     _, state = ttt_attention(q, k, v, loss=loss, eta=eta, batch=8, normalise=True, return_state=True)
     unit = k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
@@ -77,7 +77,7 @@ def test_steps_are_gradients_of_the_loss(loss):
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_masked_token_holds_its_place(loss, form):
-    """It writes nothing whatever it holds; the others stay in their mini-batches, also of a sequence gone on with."""
+    """It writes nothing, whatever it holds; other tokens stay in their mini-batches, also if the sequence goes on."""
     q, k, v, eta = operands()
     mask = torch.ones(LENGTH, dtype=torch.bool)
     mask[[2, 17, 18, 36]] = False
@@ -115,7 +115,7 @@ def test_a_state_holds_no_more_than_it_says():
 
 
 def apart(loss, total, k):
-    """By how much a mini-batch with steps of that sum changes the distances of 20 pairs of memories."""
+    """The factors by which a mini-batch with steps of that sum changes the distances of 20 pairs of memories."""
     batch = k.shape[-2]
     eta = torch.full(k.shape[:-1], total / batch, dtype=k.dtype)
     full = k.new_zeros(20, batch, K), k.new_zeros(20, batch, V)  # a mini-batch that has written nothing
@@ -129,7 +129,7 @@ def apart(loss, total, k):
 
 @pytest.mark.parametrize("loss", LOSSES[:3])
 def test_steps_that_sum_to_two_move_no_memories_apart(loss):
-    """Neither with random keys nor with equal ones, of which twice as large steps enlarge what lies along them."""
+    """Neither random keys nor equal ones do; with equal keys, steps twice as large move memories apart."""
     k = torch.nn.functional.normalize(draw(20, 4, K, seed=2), dim=-1)
     for keys, total in product((k, k[:, :1].expand_as(k)), (0.5, 2.0)):
         assert apart(loss, total, keys).max() <= 1 + 1e-12
@@ -138,7 +138,7 @@ def test_steps_that_sum_to_two_move_no_memories_apart(loss):
 
 
 def test_the_default_steps_do_not_overshoot_and_others_do():
-    """A thousand equal keys: the memory settles; with steps of 1, each of which the delta rule takes, it explodes."""
+    """With a thousand equal keys the memory settles; with steps of 1, which the delta rule takes, it explodes."""
     k = torch.eye(K)[:1].expand(1000, K).double()
     v = draw(1000, V)
     assert ttt_attention(k, k, v, is_causal=True).abs().max() <= v.abs().max()
@@ -176,7 +176,7 @@ def test_errors(form):
         ({"attn_mask": torch.ones(4, 4) > 0}, ValueError, "attn_mask: expected a mask of keys"),
     ):
         refuses(words, form, q, k, v, error=error, **wrong)
-    form(q, k, v, loss=Contrastive(), normalise=False, eta=eta + 1)  # whose gradients are bounded
+    form(q, k, v, loss=Contrastive(), normalise=False, eta=eta + 1)  # its gradients are bounded
 
 
 @pytest.mark.bad_input
@@ -199,7 +199,7 @@ def test_wrong_states(form):
 
 
 def test_values_by_hand():
-    """Of Huber's loss PyTorch's values too; within delta it is the squared loss."""
+    """Huber's loss also has PyTorch's values; within delta it is the squared loss."""
     p, v = vector(3.0, 0.0), vector(0.0, 4.0)  # a residual of length 5
     for loss, value, psi in (
         (Squared(), 12.5, (3.0, -4.0)),
@@ -217,7 +217,7 @@ def test_values_by_hand():
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("earlier", [0, 3])
 def test_psi_is_the_derivative(loss, earlier):
-    """Of residuals within delta and beyond: 0.1 to 3 long."""
+    """For residuals within delta and beyond, which are 0.1 to 3 long."""
     size = torch.logspace(-1, 0.5, 5, dtype=torch.float64)[:, None]
     v = draw(2, 5 + earlier, 4)
     p = (v[:, earlier:] + size * draw(2, 5, 4, seed=1)).requires_grad_()
@@ -230,7 +230,7 @@ def test_psi_is_the_derivative(loss, earlier):
 
 
 def test_contrastive_by_hand():
-    """One candidate of score 1 beside the zero vector's 0; then two, the own one second."""
+    """One candidate of score 1 beside the zero vector's 0; then two candidates, the token's own second."""
     p, v = vector(2.0, 0.0), vector(1.0, 1.0)
     loss = Contrastive(2.0)
     torch.testing.assert_close(loss(p, v), torch.tensor([log(1 + 1 / e)], dtype=p.dtype), **close)
@@ -240,12 +240,12 @@ def test_contrastive_by_hand():
 
 
 def test_bounds():
-    """However large an outlier: no number of Huber's psi is above delta, none of the norm's longer than delta."""
+    """However large an outlier: no number of Huber's psi is above delta, no psi of the norm is longer than delta."""
     p, v = draw(50, 4), 10.0 ** torch.arange(50, dtype=torch.float64)[:, None] * draw(50, 4, seed=1)
     assert Huber(0.7).gradient(p, v).abs().max() == 0.7
     lengths = HuberNorm(0.9).gradient(p, v).norm(dim=-1)
     torch.testing.assert_close(lengths[2:], torch.full_like(lengths[2:], 0.9), **close)
-    # The contrastive one is a difference of two candidates' means: as long as twice the longest at most.
+    # The contrastive psi is a difference of two means of candidates: at most twice as long as the longest.
     v = draw(50, 4)
     assert Contrastive(0.6).gradient(30 * p, v).norm(dim=-1).max() <= 2 * v.norm(dim=-1).max() / 0.6
 
@@ -268,7 +268,7 @@ def test_later_and_hidden_values_are_not_seen(loss):
         other[hidden & (torch.arange(6) != t)] = 1e3
         if not hidden[t]:
             assert torch.equal(loss.gradient(p, other, hidden)[t], psi[t])
-    if loss.looks_back:  # the others are
+    if loss.looks_back:  # earlier values are seen
         assert not torch.equal(loss.gradient(p, torch.cat([2 * v[:1], v[1:]]), hidden)[2], psi[2])
 
 

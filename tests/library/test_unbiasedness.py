@@ -35,7 +35,7 @@ def drawn():
 @pytest.mark.parametrize("features", laws.MAPS)
 @pytest.mark.parametrize("law", RIGHT)
 def test_calibrated(drawn, law, features):
-    """Unbiased, and rejected as often as stated: p-values uniform, at a false alarm of 1e-5 for each comparison."""
+    """Unbiased, and rejected as often as stated: p-values are uniform, by tests with a false alarm of 1e-5 each."""
     x, y = laws.pairs(24, 8, 2.0, generator=generator(1))
     samples = laws.ratios(features, drawn[law], x, y)
     assert not laws.rejects(estimate(samples))
@@ -87,7 +87,7 @@ def rows_of(draw):
 @pytest.mark.parametrize("features", ["positive", "hyperbolic", "trigonometric"])
 @pytest.mark.parametrize(("draw", "length"), [(laws.unit_norm_rows, 1.0), (laws.root_norm_rows, 4.0)])
 def test_fixed_lengths_are_caught(draw, length, features, direction):
-    """And tend to the closed form instead: for sines at x - y, with the other sign."""
+    """Their mean is the closed form instead; for sines at x - y, with the other sign."""
     sign = -1 if features == "trigonometric" else 1
     x, y = along(DIRECTIONS[direction], 2.25)
     y = sign * y
@@ -107,7 +107,7 @@ def test_errors_of_fixed_lengths(draw, length, m):
 
 
 def test_correlation_of_fixed_lengths():
-    """In the plane, where it is large. The error of a correlation r of 4,000 pairs is (1 - r^2) / sqrt(4000) or so."""
+    """In the plane it is large. The error of a correlation r of 4,000 pairs is about (1 - r^2) / sqrt(4000)."""
     x, y = along([1, 2], 2.25)
     omega = laws.omegas(laws.root_norm_rows, 2, 2, 4000, generator=generator())
     single = torch.stack([laws.ratios("positive", omega[:, [row]], x, y) for row in range(2)])
@@ -125,7 +125,7 @@ def test_fixed_lengths_with_dense_features(draw, features):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_signs_are_caught(direction):
-    """By hyperbolic features, whose variance is the lower: along the diagonal the bias is 3.5 % only."""
+    """Hyperbolic features catch them, as their variance is lower: along the diagonal the bias is only 3.5 %."""
     x, y = along(DIRECTIONS[direction], 2.25)
     found = estimate(laws.ratios("hyperbolic", rows_of(laws.sign_rows), x, y))
     assert laws.rejects(found)
@@ -133,7 +133,7 @@ def test_signs_are_caught(direction):
 
 
 def test_raw_signs_are_caught():
-    """Along the diagonal, on both sides of it, where Haar's are right; the first row alone has its closed form."""
+    """Caught along the diagonal and against it, where Haar's are right; the first row alone has its closed form."""
     omega = rows_of(laws.raw_qr_rows)
     for sign in (1, -1):
         x, y = along([sign] * 16, 2.25)
@@ -149,7 +149,7 @@ def test_raw_signs_are_caught():
 
 @pytest.mark.parametrize("features", ["trigonometric", "hyperbolic"])
 def test_even_features_do_not_see_signs(features):
-    """Raw columns and Haar's differ in signs alone; these maps give the same to the last bits."""
+    """Raw columns and Haar's differ only in signs, and these maps give the same for both, to the last bits."""
     omega = laws.omegas(laws.raw_qr_rows, 8, 8, 500, generator=generator())
     turned = omega * (2 * torch.randint(2, (500, 8, 1), generator=generator(1)) - 1)
     x, y = laws.pairs(4, 8, 2.0, generator=generator(2))
@@ -183,9 +183,9 @@ def test_lengths_of_wrong_draws():
     ],
 )
 def test_structured_bias_is_the_known_one(direction, mean):
-    """By enumeration of the signs, for |z|^2 = 2.25; the draw itself agrees, and is caught at K = 2, 14 % off.
+    """The bias comes from enumerating the signs, for |z|^2 = 2.25; the draw agrees, and is caught at K = 2, 14 % off.
 
-    Hyperbolic features have the mean of positive ones here, every row being as likely as its opposite.
+    Hyperbolic features have the mean of positive ones here, as every row is as likely as its opposite.
     """
     x, y = along(direction, 2.25)
     exact = laws.structured_mean((x + y)[0])
@@ -212,7 +212,7 @@ def test_structured_bias_by_brute_force():
 
 
 def test_one_factor_is_random_signs():
-    """`sign_mean` is that of one length, the root of K."""
+    """`sign_mean` is the mean at a single length, the root of K."""
     z = torch.tensor([0.9, -0.4, 0.6, 0.2], dtype=torch.float64)
 
     def at_lengths(r):
@@ -224,7 +224,7 @@ def test_one_factor_is_random_signs():
 
 @pytest.mark.parametrize("K", [2, 4, 8])
 def test_structured_fourth_moment(K):
-    """The leading term of the bias, against the enumeration at small z, where the next one is smaller by |z|^2."""
+    """The leading term of the bias equals the enumeration at small z, where the next term is smaller by |z|^2."""
     for direction in ([1] + [0] * (K - 1), [1] * K, [*range(1, K + 1)]):
         x, y = along(direction, 0.01)
         leading = laws.structured_fourth_moment((x + y)[0]) / 24 * math.exp(-0.01 / 2)

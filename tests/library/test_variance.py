@@ -1,4 +1,4 @@
-"""The variance of random features: closed forms against quadrature, draws and each other; features fitted to data."""
+"""The variance of random features: closed forms compared with quadrature, draws and each other; fitted features."""
 
 from math import exp, log, pi, sqrt
 
@@ -48,8 +48,8 @@ def a_plane(seed=3):
     )
 
 
-# The integrands are entire functions, whose quadrature with so many nodes is exact but for rounding: sums of positive
-# terms that are themselves exponentials of some 50, with 50 units in the last place, times e^8 for the sines.
+# The integrands are entire functions, so quadrature with this many nodes is exact except for rounding: sums of positive
+# terms, which are exponentials of about 50, off by 50 units in the last place, times e^8 for the sines.
 ROUNDING = 1e-9
 
 
@@ -77,7 +77,7 @@ def test_dense_moments_are_integrals(order):
 
 
 def test_dense_moments_of_all_pairs():
-    """Those of single pairs, along leading axes too; with equal a those of the scalar formula, also for wide x."""
+    """Those of single pairs, along leading axes too; with equal a, those of the scalar formula, also for wide x."""
     parameters, *_ = a_plane()
     x, y = torch.randn(3, 9, 2, generator=generator(), dtype=F64).split([4, 5], dim=1)
     batched = DenseParameters(*(each.expand(3, *each.shape) for each in parameters[:3]))
@@ -88,7 +88,7 @@ def test_dense_moments_of_all_pairs():
         assert float(found[b, i, j]) == pytest.approx(float(one), abs=1e-12)
     x, y = pair(64, 9.0)
     dense = variance.log_moments(x[None], y[None], gerf(-0.1, 64))
-    assert float(dense) == pytest.approx(variance.log_moment(9.0, 64, -0.1), abs=1e-11)  # 64 terms of some 1
+    assert float(dense) == pytest.approx(variance.log_moment(9.0, 64, -0.1), abs=1e-11)  # 64 terms of about 1
 
 
 def test_log_variances():
@@ -97,7 +97,7 @@ def test_log_variances():
     assert variance.log_variances(moments).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-# At |z|^2 = 1/2 the third moment of f^2 leaves the mean of 200,000 of them a skewness of 0.05, so that it is normal.
+# At |z|^2 = 1/2 the third moment of f^2 gives the mean of 200,000 rows a skewness of 0.05, so that it is normal.
 ROWS, SMALL = 200_000, 0.5
 
 
@@ -120,7 +120,7 @@ def test_variance_of_draws(kind):
 @pytest.mark.parametrize("K", [4, 8])
 @pytest.mark.parametrize("kind", [*KINDS, "gerf"])
 def test_covariance_of_orthogonal_rows(kind, K):
-    """And GERF's is that of positive features. Independent rows have none, which the same comparison tells."""
+    """GERF's is that of positive features. Independent rows have no covariance, which the same comparison shows."""
     blocks, square = 6000, 1.0
     formula = "positive" if kind == "gerf" else kind
     map_ = gerf(-0.1, K) if kind == "gerf" else kind
@@ -153,7 +153,7 @@ def test_sampled_covariance_by_loops():
 @pytest.mark.parametrize("K", [1, 2, 7, 16, 64])
 @pytest.mark.parametrize("square", [0.1, 2.0, 20.0])
 def test_covariance_is_an_integral(K, square):
-    """Over the squared length chi^2(2K) of a sum of two rows; and a mean over a Poisson law, for positive features."""
+    """Over the squared length chi^2(2K) of a sum of two rows; for positive features also a mean over a Poisson law."""
     for kind, t in (("positive", square), ("hyperbolic", square), ("trigonometric", -square)):
         law = stats.chi2(2 * K)
         value, _ = integrate.quad(
@@ -171,7 +171,7 @@ def test_covariance_is_an_integral(K, square):
 
 
 def test_gain():
-    """Ratios for |z|^2 = 1, 2, 4, 8, once computed otherwise, to three digits; the limit, and its maximum."""
+    """Ratios for |z|^2 = 1, 2, 4, 8, once computed in another way, to three digits; the limit, and its maximum."""
     table = {16: (0.782, 0.791, 0.922, 0.997), 64: (0.731, 0.722, 0.879, 0.993), 128: (0.721, 0.705, 0.866, 0.992)}
     for K, ratios in table.items():
         found = [1 - variance.orthogonal_gain("positive", square, K) for square in (1.0, 2.0, 4.0, 8.0)]
@@ -179,7 +179,7 @@ def test_gain():
     for square in (0.5, 2.0, 6.0):
         assert variance.orthogonal_gain("positive", square, 20_000) == pytest.approx(
             variance.gain_limit(square), rel=100 / 20_000
-        )  # the next term of the expansion is some t^2 / K
+        )  # the next term of the expansion is about t^2 / K
         whole = variance.orthogonal_gain("hyperbolic", square, 8)
         assert variance.orthogonal_gain("hyperbolic", square, 8, m=24) == pytest.approx(whole, rel=1e-12)
         assert variance.orthogonal_gain("hyperbolic", square, 8, m=4) < whole
@@ -289,7 +289,7 @@ def neighbour(family, parameters, g, size):
 @pytest.mark.parametrize("family", FITS)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_neighbour_is_better(family, seed):
-    """At any distance, the nearest included, at which the objective still changes by far more than rounding does."""
+    """At any distance, also the smallest one, at which the objective still changes by far more than by rounding."""
     x, y = skewed(seed)
     best = FITS[family](x, y)
     least = float(mean_log_moment(x, y, best))
@@ -322,8 +322,8 @@ def test_unfitted_is_positive_features():
 
 @pytest.mark.parametrize("name", DATA)
 def test_scores_of_the_data(name):
-    """Standard deviation `spread` by design, over scales too: 60 draws of 40 x 40 scores, whose deviation is estimated
-    to some 60^-1/2 of what it varies by from draw to draw."""
+    """Scores have the standard deviation `spread` by design, over scales too. It is estimated from 60 draws of 40 x 40
+    scores, to about 60^-1/2 of its variation from draw to draw."""
     g, spread = generator(1), 0.7
     squares = []
     for _ in range(60):
@@ -340,7 +340,7 @@ def test_scores_of_the_data(name):
 
 
 def test_reductions():
-    """What each family is made for, it gains on; the comparison is paired, so the mean over draws tells by its sign."""
+    """Each family gains on the data it is made for; the comparison is paired, so the sign of the mean decides."""
     found = {name: reductions(name, 8, 0.5, tokens=256) for name in DATA}
     for by_fit in found.values():
         assert list(by_fit) == list(FITS)
@@ -356,7 +356,7 @@ def test_reductions():
 
 
 def test_invariance():
-    """A change of basis of x and its inverse transpose of y leave ADERF's objective as it is, a rotation SDERF's."""
+    """A change of basis of x, with its inverse transpose of y, keeps ADERF's objective; a rotation keeps SDERF's."""
     x, y = skewed(0)
     change = torch.eye(WIDTH, dtype=F64) + torch.randn(WIDTH, WIDTH, generator=generator(4), dtype=F64) / 4
     turn = haar(WIDTH, generator=generator(5), dtype=F64)
