@@ -14,8 +14,8 @@ from ortho._checks import one_of
 
 __all__ = ["COLOURS", "LABELS", "LOOKS", "figure", "powers_of_two", "style", "use"]
 
-# Okabe & Ito's palette (2008), distinguishable with any colour vision. A variant looks the same everywhere. Variants
-# that meet in a figure differ in colour and in marker, so that it survives a grey printer too.
+# Okabe & Ito's palette (2008), distinguishable with any colour vision. Variants that usually meet in a figure differ in
+# colour and in marker, so that it survives a grey printer too; others may share a look. A figure may use its own looks.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip

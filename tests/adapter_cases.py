@@ -122,8 +122,8 @@ def gradients(model, given):
 
 
 def conversions(name, model):
-    """Ensure what every converted model has to give: the same with gradient checkpointing as without, about the same in
-    bfloat16 as in float64, and the same after a state dict."""
+    """Ensure what every converted model has to give: the same gradients with gradient checkpointing, if it supports it;
+    the same output where autograd records nothing; and in bfloat16 finite outputs of that dtype."""
     model, given = cloned(model), data(name)
     want = run(model.eval(), given)
     if getattr(model, "supports_gradient_checkpointing", False):

@@ -312,7 +312,7 @@ def _wanted(kinds: tuple[Kind, ...]) -> str:
 
 
 def _hold_shape(name: str, value: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[str, Any]]) -> None:
-    """ValueError unless a tensor has these axes, none of them empty, and finite numbers. Sizes are kept by axis."""
+    """Raise ValueError unless a tensor has these axes, none empty, with the known `sizes`; new ones are added there."""
     fixed = [axis for axis in axes if axis != "..." and not axis.startswith("*")]
     shape, rank = tuple(value.shape), value.dim()
     wanted = f"({', '.join('...' if axis.startswith('*') else axis for axis in axes)}{',' * (len(axes) == 1)})"

@@ -1,4 +1,4 @@
-"""The message for a name that is not known: which known one is near. Imported where a name is refused."""
+"""The message for a name that is not known: it lists the known names or counts them, and says which one is near."""
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches

@@ -216,9 +216,10 @@ class RotaryCache(KeyValueCache):
 class PatternCache(Slots):
     """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
-    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A query is multiplied with the
-    keys that its pattern allows, and with no others. `softmax` is softmax attention, and `whole` is the pattern's own
-    attention in the same form. With a ring, `capacity` may be None.
+    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
+    with the keys that its pattern allows. Several at once are multiplied with all keys that any of them may read, under
+    a mask. `softmax` is softmax attention; `whole` is the pattern's own attention in the same form, for several tokens
+    at the start. With a ring, `capacity` may be None.
     """
 
     def __init__(

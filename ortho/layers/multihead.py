@@ -190,7 +190,8 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"dropout: expected 0 in training beside {beside}, got {self.dropout}: call eval() first")
 
     def _has_weights(self, name: str, expected: str, got: Any) -> None:
-        """Raise ValueError for argument `name` unless outputs are weights, of queries and keys alone, times values."""
+        """Raise ValueError for argument `name` unless outputs are weights, which do not depend on the values, times the
+        values (`Mechanism.gives_weights`)."""
         if not isinstance(self.attention, str) or not MECHANISMS[self.attention].gives_weights:
             kind = repr(self.attention) if isinstance(self.attention, str) else type(self.attention).__name__
             raise ValueError(f"{name}: expected {expected} with the attention {kind}, which has no weights, got {got}")

@@ -109,8 +109,7 @@ def freedoms(d: int, K: int) -> tuple[int, int]:
     """The dimensions of what d/K heads can make together: learned, and frozen after a linear map of x.
 
     Learned heads have a map M of rank K each, with (2 d - K) K dimensions. Frozen heads share one map P with d^2
-    entries, which is less for two heads or more. Raises TypeError or ValueError for sizes below 1, and unless K is a
-    divisor of d below d.
+    entries, which are fewer. Raises TypeError or ValueError for sizes below 1, and unless K is a divisor of d below d.
     """
     expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
     return (2 * d - K) * d, d * d

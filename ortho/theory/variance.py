@@ -122,7 +122,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
 def orthogonal_gain(kind: str, square: float, K: int, *, m: int | None = None, a: float = 0.0) -> float:
     """The share of the squared error that m orthogonal rows remove; m is by default any number of whole blocks.
 
-    ValueError at `square` = 0, where there is no error.
+    ValueError where independent rows have no error: at `square` = 0, unless `a` is not 0.
     """
     m = K if m is None else m
     independent = squared_error(kind, square, m, K, a=a)
@@ -136,10 +136,10 @@ def gain_limit(square: float) -> float:
 
 
 def where_orthogonality_helps(share: float, K: int) -> float:
-    """The $|x + y|^2$ up to which orthogonal rows of positive features remove that share of the error, or more.
+    """The largest $|x + y|^2$ at which orthogonal rows of positive features remove that share of the error.
 
-    The gain rises from 0 to a maximum and falls again: the result is the larger of two solutions. ValueError for a
-    share not below the maximum.
+    The gain rises from 0 to a maximum and falls again: it is that share or more between two solutions, and the result
+    is the larger one. ValueError for a share not above 0 and below the maximum.
     """
     top = minimize_scalar(lambda t: -orthogonal_gain("positive", t, K), bounds=(0.1, 10), method="bounded").x
     most = orthogonal_gain("positive", top, K)

@@ -35,10 +35,11 @@ class Shown:
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, shared: str | None = None) -> Shown:
     """A table. Cells are strings (Markdown, as they are), numbers, formulas (set as mathematics) or None (a dash).
 
-    Integers are written in full, other numbers to four digits: format what needs another precision. Columns of numbers,
-    formatted or not, are set flush right. A column with the header `shared` is left out if all its cells are the same;
-    the first header then names their value. Raises ValueError for a row that is not as long as the headers, for a
-    `shared` that is not among them, and for NaN.
+    Numbers are written by `figures.show`: integers, and other whole numbers below 1e15, in full; numbers below 1e-9 to
+    one digit; others to four. Format what needs another precision. Columns of numbers, formatted or not, are set flush
+    right. A column with the header `shared` is left out if all its cells are the same; the first header then names
+    their value. Raises ValueError for a row that is not as long as the headers, for a `shared` that is not among them,
+    and for NaN.
     """
     rows = list(rows)
     for number, row in enumerate(rows):

@@ -12,7 +12,7 @@ from ortho import MECHANISMS, MultiheadAttention, RandomFeatureAttention, Stoppe
 
 # Two float64 computations of the same sums in different orders, magnified by exponentials of scores up to 20.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
-B, N, D, H = 2, 9, 12, 3
+B, N, D, H = 2, 40, 12, 3  # N: more than the mini-batch of test-time training
 WITH = [name for name, m in MECHANISMS.items() if m.gives_weights]
 WITHOUT = [name for name in MECHANISMS if name not in WITH]
 

@@ -364,7 +364,8 @@ def test_formulas_equal_numbers():
 
 
 def test_products_by_hand():
-    """2 (K + V + 1) C within the chunk, 4 K (V + 1) for the memory, a token; without the memory's, a single chunk."""
+    """Per token 4 K V + 2 K for the memory, in a causal call also 2 (K + V) C within the chunk; by the definition
+    2 (K + V) N."""
     cost = MECHANISMS["linear"].cost
     assert cost(1, 128, 1, 8, 7, causal=True).forward == 128 * (2 * (8 + 7) * CHUNK + 4 * 8 * 7 + 2 * 8)
     assert cost(1, 128, 1, 8, 7).forward == 128 * (4 * 8 * 7 + 2 * 8)

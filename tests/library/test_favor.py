@@ -59,9 +59,10 @@ def plain_weights(name, x, y, omega, keep_x=None, keep_y=None):
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize(("scale", "kind"), [(None, "orthogonal"), (0.2, "iid"), (0.0, "structured")])
 def test_weights_are_the_plain_formulas(name, scale, kind):
-    """Normalised rows are equal, as what the maps divide by cancels. 100 eps: exponents of about 10 magnify 10 eps.
+    """Normalised rows are equal, as what the maps divide by cancels. Exponents of about 10 magnify 10 eps to 100 eps,
+    2e-14; the bounds leave a factor of 4 or more.
 
-    With operands in float32, rows have that dtype.
+    With operands in float32, outputs have that dtype, although omega is in float64.
     """
     q, k, v = draw(2, 5, 4), draw(2, 7, 4, seed=1), draw(2, 7, 3, seed=2)
     omega = rows(20, 4, seed=3, kind=kind)
@@ -75,7 +76,7 @@ def test_weights_are_the_plain_formulas(name, scale, kind):
         torch.testing.assert_close(o, weights @ v, atol=1e-13, rtol=1e-12)
         single = attention(q.float(), k.float(), v.float(), feature_map=MAPS[name](features=omega), scale=scale)
         assert single.dtype == torch.float32
-        torch.testing.assert_close(single.double(), o, atol=1e-4, rtol=1e-4)  # about 100 eps, magnified by exponents
+        torch.testing.assert_close(single.double(), o, atol=1e-4, rtol=1e-4)  # about 1000 eps of float32
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -124,7 +124,8 @@ def test_the_bound_is_that_of_the_rank():
 
 @pytest.mark.parametrize(("distance", "features"), [(1, 2), (1, 8), (4, 8), (7, 8), (15, 16)])
 def test_up_to_the_number_of_features_copies_are_built(distance, features):
-    """There are at most K unwanted weights of 2 exp(-SHARPNESS) each; their squares count twice: row and diagonal."""
+    """A row's unwanted weights sum to at most 2 K exp(-SHARPNESS). The wanted weight is less than 1 by that sum, whose
+    square therefore counts twice."""
     length = kernels.tokens(distance, 20)
     error = kernels.copy_error(kernels.causal_weights(*kernels.copying(length, distance, features)), distance)
     assert kernels.least_error(distance, features) == 0

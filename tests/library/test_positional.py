@@ -43,7 +43,8 @@ both_forms = pytest.mark.parametrize("form", FORMS)
 
 
 def drawn_mask(kind, batch, length, seed):
-    """True where a token is there: the same for all heads, another for each head, for the last tokens, or for none."""
+    """True where a token is there. "tokens": the same mask for all heads; "heads": one for each head; "none": no token
+    is there; "all": None, no mask."""
     g = torch.Generator().manual_seed(seed)
     there = torch.rand(batch, len(HEADS) if kind == "heads" else 1, 1, length, generator=g) > 0.4
     return {"none": torch.zeros_like(there), "all": None}.get(kind, there)
@@ -202,8 +203,8 @@ def test_words_by_hand(form):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", dict.fromkeys(HEADS), ids=lambda p: p.name)
 def test_no_matrix(pattern, causal):
-    """The largest tensor of a forward and backward step has N V numbers in float64, and what a Gaussian's chunks read
-    twice. At N = 4096 and V = 2 that is two hundredths of the bytes of an N x N matrix of bits."""
+    """The largest tensor of a forward and backward step has at most 3 N V numbers in float64, or those of a Gaussian's
+    band if they are more. At N = 4096 and V = 2 that is less than a tenth of the bytes of an N x N matrix of bits."""
     n, width = 4096, 2
     v = draw(1, 1, n, width).requires_grad_()
     with Allocations() as memory:

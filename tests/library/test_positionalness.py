@@ -108,8 +108,8 @@ def test_the_jackknife(by):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_relative_by_least_squares(causal):
-    """The share in the span of functions f(j - i), each less its mean over a row's keys, equals numpy's solution. It is
-    1 for weights that are such a function, and 0 for weights that are orthogonal to them."""
+    """The share in the span of functions f(j - i), each less its mean over a row's keys, is that of a least-squares
+    fit. It is 1 for weights that are such a function, and 0 for weights that are orthogonal to them."""
     n = 9
     allowed = torch.ones(n, n).tril().bool() if causal else torch.ones(n, n).bool()
     even = allowed.double() / allowed.sum(-1, keepdim=True)

@@ -212,7 +212,7 @@ def test_turning_keeps_lengths():
 
 @pytest.mark.parametrize("attention", ROTARY)
 def test_far_positions_in_float32(attention):
-    """After 100,000 keys, angles in float32 would be off by 0.004; the state of one key stands for all of them here."""
+    """After 100,000 keys, angles in float32 would be off by 0.004. The state's keys are zeros here, and masked."""
     q, k, v = (draw(3, 8, seed=s, dtype=torch.float32) for s in range(3))
     past = tuple(torch.zeros(100_000, 8) for _ in range(2))
     mask = torch.cat([torch.zeros(3, 100_000, dtype=torch.bool), torch.ones(3, 3, dtype=torch.bool)], -1)

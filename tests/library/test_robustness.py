@@ -71,13 +71,13 @@ def test_the_move_of_one_outlier():
 
 
 def test_orthogonal_keys_hold_everything():
-    """Fewer pairs than dimensions, with orthogonal keys, are found after one write, and new values after one more."""
+    """As many pairs as dimensions, with orthogonal keys, are found after one write, and new values after one more."""
     k = torch.eye(8, dtype=torch.float64).expand(3, 8, 8)
     (_, old), (_, new) = (pairs(8, 8, generator=generator(s), draws=3) for s in (0, 1))
     for loss in (Squared(), HuberNorm(0.2), Contrastive()):
         assert retrieved(loss, 1.0, k, old, batch=1, passes=1, generator=generator()).min() == 1
     assert replaced(Squared(), 1.0, k, old, new).min() == 1
-    # After steps of a tenth 0.09 of the old values are left beside 0.1 of the new ones, in which all others mix.
+    # After steps of a tenth a prediction is 0.09 of the old value and 0.1 of the new one: another may score higher.
     assert replaced(Squared(), 0.1, k, old, new).max() < 1
 
 

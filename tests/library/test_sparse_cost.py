@@ -141,7 +141,8 @@ def test_choosing_and_attending(name):
 
 
 def test_shares_by_hand():
-    """For 4096 tokens, K = V = 64: all scores beside 64 keys' scores and values; nothing; 64 products beside 320."""
+    """For 4096 tokens and K = V = 64. Top-k: all scores, beside the scores and values of 64 keys. Importance, and moba
+    with one block: nothing. Routing: products with 16 centroids, beside attention in 16 clusters of 64 tokens."""
     assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
     assert choosing("importance", 4096, 64, 64).choosing == 0
     assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)

@@ -370,7 +370,7 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         positional=True,
         signed=True,
         gates={"eta": StepSize},
-        gives_weights=loss.__class__ not in (Huber, HuberNorm),
+        gives_weights=isinstance(loss, Squared),  # other losses look at the values
     )
 
 

@@ -43,7 +43,9 @@ class Round(NamedTuple):
     continues: Bool[Tensor, "G S"]
     of_keys: Int[Tensor, "G M"]
     own: Int[Tensor, "G N"]
-    found: Int[Tensor, "G N"]  # how many keys a query finds, at least 1 if there are any
+    # The number of keys in a query's group up to its position, also those that are too far back to be read; in a call
+    # that is not causal at least min(width, the group's size). It is 0 or 1 exactly if the query finds 0 or 1 keys.
+    found: Int[Tensor, "G N"]
 
 
 def chunk_round(

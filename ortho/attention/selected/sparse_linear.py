@@ -3,12 +3,12 @@ r"""Softmax attention to near keys and linear attention to far ones, in one norm
 $$o_i = \frac{\sum_{|i-j|<w} e^{s_{ij}}\, v_j + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)\, v_j}
 {\sum_{|i-j|<w} e^{s_{ij}} + e^{b_i} \sum_{|i-j| \ge w} \phi(q_i)^T \phi(k_j)}, \qquad s_{ij} = q_i^T k_j / \sqrt{K}$$
 
-Every pair has a positive weight, and a row's weights sum to 1. (A far weight below the range of the dtype counts as 0.
-A sum of two attentions, each with its own normalisation, gives both sides fixed shares instead.) Only $b_i$ sets the
-weight of a far key relative to a near one: one number per query, made by a gate, or the same for all. As b falls, only
-the window is left. With `Taylor` features, which expand the exponential, b = 0 approximates softmax attention. Other
-features have other scales. The default, $b = -\log m$, takes the mean of the m features' products, which is as large
-as the weight of an average score.
+In a causal call the sums end at j = i; masked keys are left out. Every pair in the sums has a positive weight, and a
+row's weights sum to 1. (A far weight below the range of the dtype counts as 0. A sum of two attentions, each with its
+own normalisation, gives both sides fixed shares instead.) Only $b_i$ sets the weight of a far key relative to a near
+one: one number per query, made by a gate, or the same for all. As b falls, only the window is left. With `Taylor`
+features, which expand the exponential, b = 0 approximates softmax attention. Other features have other scales. The
+default, $b = -\log m$, takes the mean of the m features' products, which is as large as the weight of an average score.
 
 Local exact attention with a kernel for the rest is also found in Scatterbrain (Chen et al. 2021, arXiv:2110.15343),
 where the kernel estimates the softmax, and in Based (Arora et al. 2024, arXiv:2402.18668), in separate layers.

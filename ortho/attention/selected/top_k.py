@@ -2,8 +2,8 @@ r"""Top-k attention: each query attends to the `count` keys with its highest sco
 arXiv:2106.06899).
 
 To find these, every score is computed, 2 N M K operations as in softmax attention. Only the product with the values and
-the memory become cheaper: `count` positions per query are kept instead of N weights. Among keys with equal scores the
-first are taken. Adding or removing a key changes a query's selection, but in a causal call only that of later queries.
+the memory become cheaper: `count` positions per query are kept instead of M weights. Among keys with equal scores the
+first are taken. Adding or removing a key can change a query's selection, in a causal call only that of later queries.
 """
 
 import torch

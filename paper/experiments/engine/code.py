@@ -82,7 +82,7 @@ class Tree:
         return self._modules[name]
 
     def _text(self, place: _Place) -> str:
-        """The tree of a definition. Entries of tables and whole modules have none here, as they may be added to."""
+        """The tree of a definition, as text; '' for whole tables and whole modules, as they may be added to."""
         return self._module(place[0]).texts.get(place[1], "")
 
     def _named(self, place: _Place) -> frozenset[_Place]:

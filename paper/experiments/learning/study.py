@@ -113,8 +113,8 @@ def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:
-    """Seeds of a run: hashes of its study, arm, seed and rate, and of what is drawn. If runs are paired, all but those
-    of the weights are hashes of its study and seed alone."""
+    """Seeds of a run: hashes of what is drawn and of the run's study, arm, seed and rate. If runs are paired, arm and
+    rate count only for the weights and for dropout."""
     own = (study.name, case["arm"], case["seed"], case["rate"])
     shared = (study.name, case["seed"]) if study.paired else own
     parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": own}

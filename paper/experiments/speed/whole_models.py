@@ -112,7 +112,7 @@ def check(case: Case, variant: str) -> None:
     gradient of each trained weight.
 
     In float32 they are compared with the definition in float64 (float32 on CUDA). In the case's own precision, the
-    error may be `AS_FAR` times that of the definition in that precision.
+    error may be `AS_FAR` times that of the definition in that precision, plus the precision's eps.
     """
     single = {**case, "B": 1, "dtype": "float32"}
     configuration = replace(CONFIGURATIONS[case["model"]], L=CHECKED_LAYERS)
