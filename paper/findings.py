@@ -392,13 +392,15 @@ def longer_budgets() -> Values:
 
 
 def _step_of_induction() -> Values:
-    """How long a step with two induction heads takes, over one with four learned ones."""
+    """How long a step takes over one with four learned heads: with two induction heads, and with one learned head beside
+    two selective ones."""
     records = experiments.load("ladder-speed")
     device = experiments.judged_device(records)
     for record in records:
         if (record["device"], record["configuration"]["text"]) == (device, "python"):
-            ratio = speed.quartiles(language_models.relative(record)["2 induction + 2 positional"])[1]
-            return {"ladder_step": f"{ratio:.2f}"}
+            ratios = language_models.relative(record)
+            arms = {"ladder_step": "2 induction + 2 positional", "ladder_beside_step": ladder_analysis.BESIDE}
+            return {name: f"{speed.quartiles(ratios[arm])[1]:.2f}" for name, arm in arms.items()}
     return {}
 
 
@@ -433,8 +435,8 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
 
 
 def _selective(records: Sequence[Record]) -> Values:
-    """Heads that read nothing without a match, and heads wired to the bytes, on program sources; AssertionError unless
-    both lead, and by more than plain induction heads at the lesser budget."""
+    """Heads that read nothing without a match, heads wired to the bytes, and one learned head beside two of the first, on
+    program sources. AssertionError unless all lead at the lesser budgets, and none of the first two at the longest."""
     every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
     wanted = {
         "induction_short": ("2 induction + 2 positional", ladder.TUNED),
@@ -442,16 +444,23 @@ def _selective(records: Sequence[Record]) -> Values:
         "selective": (ladder_analysis.SELECTIVE, ladder.LONG),
         "wired_short": (ladder_analysis.WIRED, ladder.TUNED),
         "wired": (ladder_analysis.WIRED, ladder.LONG),
+        "beside": (ladder_analysis.BESIDE, ladder.LONG),
+        "selective_last": (ladder_analysis.SELECTIVE, ladder.LONGEST),
+        "wired_last": (ladder_analysis.WIRED, ladder.LONGEST),
+        "beside_last": (ladder_analysis.BESIDE, ladder.LONGEST),
     }
     found = {name: ladder_analysis.compared(every, "python", *pair) for name, pair in wanted.items()}
     known = {name: one for name, one in found.items() if one is not None}
     if known.keys() != found.keys():
         return {}
-    assert all(one.interval[1] < 0 for one in known.values())
+    last = ("selective_last", "wired_last")
+    assert all(one.interval[1] < 0 for name, one in known.items() if name not in (*last, "beside_last"))
+    assert all(known[name].interval[0] < 0 < known[name].interval[1] for name in last)
     assert known["selective_short"].mean < known["induction_short"].mean
+    assert known["beside"].mean < known["selective"].mean and known["beside_last"].mean < 0
     return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in known.items()} | {
         "ladder_short_bytes": _bytes_seen(ladder.TUNED),
-        "ladder_selective_seeds": numbers(len(known[name].seeds) for name in ("selective", "wired")),
+        "ladder_selective_seeds": numbers(len(one.seeds) for one in known.values()),
     }
 
 
