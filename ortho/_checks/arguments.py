@@ -350,6 +350,8 @@ def _explain(error: Exception, given: list[tuple[str, Any]]) -> None:
         raise ValueError(_told(tensors, "shapes that fit together", text)) from error
     if isinstance(error, ArithmeticError | LinAlgError) or text.startswith("math "):
         numbers = tensors + [(name, value) for name, value in given if isinstance(value, int | float)]
+        if not numbers:
+            return
         raise ValueError(_told(numbers, "numbers that can be computed with", text)) from error
 
 

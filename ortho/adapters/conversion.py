@@ -377,8 +377,10 @@ def restore(
             )
         attention, record = mark["attention"], mark["layers"]
     found = attention_layers(model, strict=False, layout=layout)
+    for name, own in record.items():
+        _check_record(name, own)
     places = dict(zip(_resolved(list(record), found), record, strict=True))
-    kinds = {i: from_description(record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
+    kinds = {i: _described(name, record[name]["kinds"]) for i, name in places.items() if "kinds" in record[name]}
     plans = []
     for stops in (False, True):
         heads = {i: record[name]["frozen"] for i, name in places.items() if record[name]["stop_gradient"] == stops}
@@ -393,6 +395,23 @@ def restore(
                 part.set_attn_implementation(attention)
     _written(model, plans)
     return set_heads(model, kinds, layout=layout, strict=False) if kinds else model
+
+
+def _check_record(name: str, own: Any) -> None:
+    wanted = f"a list of `frozen` heads and `stop_gradient`, True or False, for {name!r}"
+    if not isinstance(own, Mapping) or not {"frozen", "stop_gradient"} <= own.keys():
+        raise ValueError(f"record: expected {wanted}, got {own!r:.80}")
+    if not isinstance(own["frozen"], list | tuple) or not isinstance(own["stop_gradient"], bool):
+        raise TypeError(f"record: expected {wanted}, got {own!r:.80}")
+
+
+def _described(name: str, kinds: Any) -> Any:
+    try:
+        return from_description(kinds)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"record: expected kinds as `heads_record` writes them for {name!r}, got {kinds!r:.80}"
+        ) from error
 
 
 def from_pretrained(cls: Any, *args: Any, layout: Layout | Sequence[Layout] = (), **kwargs: Any) -> Any:

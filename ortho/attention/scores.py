@@ -49,10 +49,10 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     """The softmax of each row's free entries. Blocked ones are exactly 0, with `empty_rows` also if all are."""
     if blocked is None:
         return scores.softmax(-1)
-    # The lowest finite number in place of -inf: its weight is exactly 0 if the row has a free entry, and a fully
-    # blocked row has no NaN in it or in its gradient.
-    weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(blocked, 0) if empty_rows else weights
+    if not empty_rows:
+        return scores.masked_fill(blocked, -torch.inf).softmax(-1)
+    # The lowest finite number in place of -inf: a fully blocked row has no NaN in it or in its gradient.
+    return scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(blocked, 0)
 
 
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:

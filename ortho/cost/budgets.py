@@ -47,6 +47,7 @@ def choose(
     Raises TypeError or ValueError, naming the argument, for sizes below 1, heads that do not divide d, unknown figures,
     an empty budget, and bounds below 0.
     """
+    expect(not d % num_heads, "num_heads", f"a divisor of d = {d}", num_heads)
     bounds = dict(budget) if isinstance(budget, Mapping) else {"forward": budget}
     expect(bounds, "budget", f"a bound of at least one of {', '.join(FIGURES)}", "none")
     for name, most in bounds.items():

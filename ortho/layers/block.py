@@ -193,7 +193,8 @@ def _check_cross(layer: Any) -> None:
         raise TypeError(f"cross: expected a MultiheadAttention, a layer that takes a context, got {name}")
     if isinstance(layer.attention, str):
         mechanism = MECHANISMS[layer.attention]
-        if mechanism.family not in ("softmax", "linear") or mechanism.positional or mechanism.fitted:
+        apart = mechanism.family in ("softmax", "linear") and mechanism.bidirectional
+        if not apart or mechanism.positional or mechanism.fitted:
             wanted = "a mechanism that answers each query by itself, wherever it stands"
             raise ValueError(f"cross: expected {wanted}, got {layer.attention!r}")
 

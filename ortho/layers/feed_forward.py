@@ -184,7 +184,7 @@ class MixtureOfExperts(nn.Module):
         if self.capacity_factor is None:
             return torch.ones_like(experts, dtype=torch.bool)
         B, N, k = experts.shape
-        capacity = ceil(self.capacity_factor * k * N / self.num_experts)
+        capacity = ceil(round(self.capacity_factor * k * N / self.num_experts, 9))  # 11.000000000000002 is 11
         asked = one_hot(experts.flatten(1), self.num_experts)  # (B, N k, E), a token's choices one after the other
         before = (asked.cumsum(1) - asked).gather(-1, experts.flatten(1)[..., None])
         return (before < capacity).view(B, N, k)

@@ -91,6 +91,9 @@ class HybridAttention(nn.Module):
             raise ValueError(f"x: expected shape (B, N, {self.d_model}), got {tuple(x.shape)}")
         keys = None if initial_state is not None else x.shape[1]
         _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        if isinstance(attn_mask, Tensor):  # a group would take an axis as long as its own heads for these
+            M = attn_mask.shape[-1] if keys is None and attn_mask.dim() else keys or 1
+            _checks.mask(attn_mask, (len(x), self.num_heads, x.shape[1], M))
         # Each group reads both masks itself: only padding says which tokens are absent, beside a mask of pairs.
         kwargs: dict[str, Any] = {"is_causal": is_causal}
         kwargs |= {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}

@@ -120,15 +120,17 @@ class ConvolvedAttention(nn.Module):
     ) -> Any:
         """x (B, N, d) -> (B, N, d); takes the layer's arguments. A state is the last width - 1 tokens and its state."""
         _checks.sequence("x", x, self.taps)
-        keys = None if initial_state is not None else x.shape[1]
-        _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        there = None  # with a context the masks are of its tokens
+        if kwargs.get("context") is None:
+            keys = None if initial_state is not None else x.shape[1]
+            _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+            cut = return_state or initial_state is not None
+            there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
         if cache is not None:
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             kwargs["cache"], tail = cache.parts[0], cache.tail
-        cut = return_state or initial_state is not None
-        there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
         x = x if there is None else x * there[..., None]
         if initial_state is not None:
             kwargs["initial_state"] = state

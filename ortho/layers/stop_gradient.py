@@ -15,6 +15,8 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
 from ortho.projections.projection import Detached
 
+PASSED_ON = {"initial_state", "return_state", "cache", "need_weights"}  # to `MultiheadAttention.forward`
+
 
 class StoppedAttention(MultiheadAttention):
     """Softmax `MultiheadAttention` with a projection that stops the gradient, and a backward pass for values alone.
@@ -56,6 +58,8 @@ class StoppedAttention(MultiheadAttention):
         **others: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Any]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
+        if unknown := others.keys() - PASSED_ON:
+            raise TypeError(f"{min(unknown)}: expected some of {', '.join(sorted(PASSED_ON))}, got another argument")
         plain = context is None and all(value is None or value is False for value in others.values())
         if self.form == "reference" or not plain or (self.training and self.dropout):
             others |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}

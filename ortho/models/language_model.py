@@ -12,6 +12,7 @@ from ortho._checks import checked
 from ortho._typing import Bool, Int, State, Tensor
 from ortho.attention.cache import Cache
 from ortho.layers.block import TransformerBlock
+from ortho.layers.recomputation import Recomputed
 from ortho.models.embeddings import (
     add_positions,
     check_length,
@@ -109,7 +110,12 @@ class LanguageModel(nn.Module):
     def new_caches(self, capacity: int | None = None) -> list[Cache]:
         """An empty cache for each block, with room for `capacity` tokens, by default `max_length`."""
         capacity = self.max_length if capacity is None else capacity
-        return [cast(TransformerBlock, block).attention.new_cache(capacity) for block in self.blocks]
+        return [block.attention.new_cache(capacity) for block in self._one_by_one()]
+
+    def _one_by_one(self) -> list[TransformerBlock]:
+        """The blocks, also those that are recomputed together."""
+        groups = (block.blocks if isinstance(block, Recomputed) else [block] for block in self.blocks)
+        return [cast(TransformerBlock, block) for group in groups for block in group]
 
     @checked(shapes=False)
     @torch.no_grad()
@@ -173,12 +179,13 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _decoded(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
-        if len(caches) != len(self.blocks):
-            raise ValueError(f"caches: expected {len(self.blocks)}, one a block, got {len(caches)}")
+        blocks = self._one_by_one()
+        if len(caches) != len(blocks):
+            raise ValueError(f"caches: expected {len(blocks)}, one a block, got {len(caches)}")
         lengths = [cache.length for cache in caches]
         _checks.expect(len(set(lengths)) <= 1, "caches", "caches that have read as many tokens", lengths)
         x = self._embed(tokens, lengths[0])
-        for block, cache in zip(self.blocks, caches, strict=True):
+        for block, cache in zip(blocks, caches, strict=True):
             x = block(x, is_causal=True, cache=cache)
         return self._read_out(x)
 

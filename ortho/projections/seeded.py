@@ -81,8 +81,12 @@ class SeededProjection(Detached):
                 "this machine makes others, and needs them stored, in a FrozenProjection"
             )
         self.seed, self.digest = seed, digest
-        for weight, matrix in zip((self.weight_q, self.weight_k), made, strict=True):
-            weight.copy_(matrix)
+        for name, matrix in zip("qk", made, strict=True):
+            weight = getattr(self, f"weight_{name}")
+            if weight.is_meta:  # a load that assigns: there is no memory to copy into
+                setattr(self, f"weight_{name}", matrix.to(weight.dtype))
+            else:
+                weight.copy_(matrix)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, seed={self.seed}, stop_gradient={self.stop_gradient}"

@@ -129,8 +129,8 @@ class StructuredProjection(Detached):
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
         k = self._rotated(context, self.signs_k, self.num_kv_heads)
         if self.bias_q is not None and self.bias_k is not None:
-            q = q + split_heads(self.bias_q[None, None], self.num_heads)
-            k = k + split_heads(self.bias_k[None, None], self.num_kv_heads)
+            q = q + split_heads(self.bias_q[None, None], self.num_heads).to(q.dtype)  # half precision in autocast
+            k = k + split_heads(self.bias_k[None, None], self.num_kv_heads).to(k.dtype)
         return q, k
 
     def _rotated(

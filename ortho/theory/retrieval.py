@@ -57,10 +57,11 @@ def found_chance(M: int, K: int, d: int, *, draw: str = "haar", cosine: float = 
     orthogonal draw is then $t \cos + \sqrt{1 - \cos^2} \sqrt{1 - t^2}\, w$ with w a coordinate of a uniform point of a
     sphere in d - 1 dimensions; a cosine other than 1 is supported for that draw only.
 
-    Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw.
+    Raises ValueError for a cosine outside [-1, 1], or below 1 for another draw, and then for d below 3.
     """
     expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
     expect(cosine == 1 or draw == "haar", "cosine", f"1 for a {draw} draw", cosine)
+    expect(d > 2 or cosine == 1, "d", "at least 3 beside a cosine other than 1", d)
     return _found(M, K, d, draw, cosine)
 
 
@@ -70,6 +71,8 @@ def capacity(K: int, d: int, *, draw: str = "haar", chance: float = 0.5, cosine:
     Raises ValueError for a chance outside (0, 1).
     """
     expect(0 < chance < 1, "chance", "a number in (0, 1)", chance)
+    if d == K and draw == "haar" and cosine == 1:
+        return inf
     if found_chance(1, K, d, draw=draw, cosine=cosine) < chance:
         return 0.0
     return float(10 ** brentq(lambda e: _found(10**e, K, d, draw, cosine) - chance, 0, 300, xtol=1e-10))

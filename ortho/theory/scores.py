@@ -26,9 +26,11 @@ def score_moment(draw: str, d: int, K: int, order: int) -> float:
 
     Odd moments vanish; $E\,s^{2p} = (2p-1)!!\, \prod_{i<p} (K + 2i) / D_i^2$ with $D_i = d + 2i$ for an orthogonal
     draw and $D_i = d$ for the Gaussian one. (Given $u = W_Q^T x$, $s = u^T W_K^T y$ depends on $|u|$ alone, so that the
-    moment is a product of moments of $|u|$ and of one coordinate.)
+    moment is a product of moments of $|u|$ and of one coordinate.) Raises ValueError for an unknown draw and for K > d,
+    whose columns are not orthonormal.
     """
     one_of("draw", draw, DRAWS)
+    expect(d >= K, "K", f"at most d = {d}", K)
     if order % 2:
         return 0.0
     return prod((2 * i + 1) * (K + 2 * i) / (d if draw == "gaussian" else d + 2 * i) ** 2 for i in range(order // 2))

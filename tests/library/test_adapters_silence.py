@@ -291,3 +291,13 @@ def test_a_record_that_does_not_fit_changes_nothing():
         after = model.state_dict()
         assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
         assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("own", [
+    {}, {"frozen": [0]}, {"frozen": [0], "stop_gradient": "x"}, {"frozen": None, "stop_gradient": False},
+    {"frozen": [], "stop_gradient": False, "kinds": ["learned", {"window": 3}]},
+    {"frozen": [], "stop_gradient": False, "kinds": ["learned", {"class": "Window", "bad": 3}]},
+])  # fmt: skip
+def test_what_is_no_record_is_refused(own):
+    with pytest.raises((TypeError, ValueError), match="^record: expected"):
+        restore(nn.MultiheadAttention(8, 2), {"": own})

@@ -214,6 +214,11 @@ BAD_MODELS = [
     ({"cross": SEVEN_AND_ONE}, TypeError, "cross: expected a MultiheadAttention, .*, got HybridAttention"),
     ({"cross": {"attention": "rotary"}}, ValueError, "cross: expected a mechanism that answers .*, got 'rotary'"),
     ({"cross": {"attention": "cosformer"}}, ValueError, "cross: expected a mechanism .*, got 'cosformer'"),
+    (
+        {"cross": {"attention": "efficient-causal"}},
+        ValueError,
+        "cross: expected a mechanism .*, got 'efficient-causal'",
+    ),
 ]
 
 

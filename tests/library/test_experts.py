@@ -147,3 +147,12 @@ def test_half_precision_routes_in_float32():
 )
 def test_errors(refused):
     refused(mixture)
+
+
+@pytest.mark.parametrize(("factor", "top_k", "tokens", "experts", "room"), [(1.1, 1, 100, 10, 11), (0.1, 3, 10, 3, 1)])
+def test_room_is_not_rounded_up_from_a_rounding_error(factor, top_k, tokens, experts, room):
+    """1.1 * 100 / 10 is 11.000000000000002 in floating point. With equal scores all tokens ask for the same experts."""
+    layer = MixtureOfExperts(4, experts, top_k=top_k, capacity_factor=factor, d_ff=4)
+    torch.nn.init.zeros_(layer.weight_router)
+    x = torch.randn(1, tokens, 4, generator=torch.Generator().manual_seed(0))
+    assert layer.route(x).load.max() == room

@@ -24,6 +24,7 @@ from ortho import (
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.attention.untrained.patterns import Gaussian
 from ortho.layers.hybrid import HEADS
+from ortho.layers.short_convolution import short_convolution
 
 H, LONGEST = 4, 40
 SPLITS = [
@@ -280,6 +281,18 @@ def test_groups_of_heads_are_not_taken_for_batches():
     y = one(x, attn_mask=masks)
     close(y, sum(group(x, attn_mask=masks[:, h : h + 2]) for group, h in zip(one.groups, (0, 2), strict=True)))
     close(y, one(x, attn_mask=masks[0]))
+    for shape in ((2, N, N), (2, 2, N, N)):  # as many as a group has heads
+        wanted = r"^attn_mask: expected a shape that broadcasts to \(2, 4, 5, 5\), got"
+        refuses(wanted, one, x, attn_mask=masks.new_ones(shape))
+
+
+def test_a_convolution_and_a_context():
+    """The masks are of the context's tokens, and leave those of x as they are."""
+    one, x, context = layer("convolved", "fast", D, 0), tokens(), tokens(length=7, seed=1)
+    padding = torch.tensor([[False] * 7, [True] * 6 + [False], [False, True] * 3 + [False]])
+    expected = one.attention(short_convolution(x, one.taps), context, key_padding_mask=padding)
+    close(one(x, context=context, key_padding_mask=padding), expected)
+    close(one(x, context=context, attn_mask=~padding[:, None, None]), expected)
 
 
 @pytest.mark.bad_input

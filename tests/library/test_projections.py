@@ -236,3 +236,11 @@ BAD = [
 @refusals(BAD)
 def test_errors(refused):
     refused()
+
+
+def test_a_seed_is_loaded_by_assignment():
+    """Into a module without numbers, in which nothing can be copied."""
+    one = SeededProjection(24, 4, seed=3, dtype=torch.float64)
+    other = SeededProjection(24, 4, seed=5, dtype=torch.float64, device="meta")
+    other.load_state_dict(one.state_dict(), assign=True)
+    assert torch.equal(one.weight_q, other.weight_q) and torch.equal(one.weight_k, other.weight_k)

@@ -112,3 +112,12 @@ def test_the_peak():
 
 def test_more_segments_than_blocks():
     refuses("segments: expected at most the 2 blocks, got 3", recomputed, 1, 4, 4, 1, 2, 3)
+
+
+def test_a_recomputed_model_decodes():
+    """With a cache for each block, as the model without recomputation."""
+    model = LanguageModel(9, 8, 2, 3, max_length=12, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([[1, 2, 3]])
+    expected = model.generate(tokens, 5, temperature=0)
+    model.blocks = nn.ModuleList([Recomputed(model.blocks, segments=2)])
+    assert torch.equal(model.generate(tokens, 5, temperature=0), expected)

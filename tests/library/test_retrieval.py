@@ -83,3 +83,10 @@ def test_with_a_sink_both_bounds_hold():
 def test_two_projections_find_nothing():
     """Queries and keys of independent matrices: all tokens are alike, so each has the mean weight 1/(M + 1)."""
     assert abs(estimate(sample(20, 16, 32, 1000, tied=False).weight).deviation(1 / 21)) < SIGMAS
+
+
+def test_edges():
+    """A head as wide as the layer has no errors; in two dimensions the law of a coordinate has no density."""
+    assert retrieval.capacity(4, 4) == retrieval.capacity_exponent(4, 4) == inf
+    with pytest.raises(ValueError, match="d: expected at least 3, got 2"):
+        retrieval.found_chance(3, 1, 2, cosine=0.5)

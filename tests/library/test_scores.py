@@ -82,3 +82,8 @@ def test_freedoms_are_those_that_are_counted(d, K):
     learned = laws.rank_at(maps, both)
     carried = laws.rank_at(lambda P: maps(torch.stack([P.T @ one for one in both])), normal(d, d, seed=1))
     assert (learned, carried) == laws.freedoms(d, K) == ((2 * d - K) * d, d * d)
+
+
+def test_heads_wider_than_the_layer_are_refused():
+    with pytest.raises(ValueError, match="K: expected at most d = 2, got 4"):
+        laws.score_moment("haar", 2, 4, 2)

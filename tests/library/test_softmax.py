@@ -11,7 +11,7 @@ from refusals import refusals, refuses
 from seeded import draw
 from torch.nn.attention import SDPBackend
 
-from ortho.attention import softmax_attention, softmax_attention_reference
+from ortho.attention import MECHANISMS, softmax_attention, softmax_attention_reference
 from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
 from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
 from ortho.cost.counting import Allocations, count_forward
@@ -222,3 +222,20 @@ def test_kernels_that_do_not_serve():
         ("flash", 4, RuntimeError, r"got 'flash': .*same last dimension"),
     ):
         refuses(message, backend_attention, x, x, x[..., :width], backend=backend, error=error)
+
+
+@pytest.mark.parametrize("name", ["softmax", "alibi", "fox", "path"])
+def test_hidden_keys_have_no_weight_beside_scores_that_overflow(name):
+    """A score of minus infinity gives NaN, and never the values of the future."""
+    q, v = torch.full((3, 2), 1e20), torch.tensor([[1.0], [100.0], [10000.0]]).expand(3, 2)
+    o = MECHANISMS[name].reference(q, -q, v, is_causal=True)
+    assert not (o[0] > 2).any()
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_backends_at_scales_that_are_not_positive(scale):
+    q, k, v = (torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2, 3))
+    expected = softmax_attention_reference(q, k, v, is_causal=True, scale=scale)
+    for backend in ("flash", "math"):
+        found = backend_attention(q, k, v, backend=backend, is_causal=True, scale=scale)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)  # sums of 8 rounded products of size 1

@@ -165,3 +165,18 @@ BAD = [
 @refusals(BAD)
 def test_errors(refused):
     refused(stopped(), draw(B, N, WIDTH))
+
+
+def test_an_unknown_argument_is_refused():
+    layer, x = StoppedAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
+    with pytest.raises(TypeError, match="key_padding: expected some of cache, initial_state, need_weights"):
+        layer(x, key_padding=None)
+
+
+@pytest.mark.parametrize("cls", [StoppedAttention, partial(MultiheadAttention, projection="structured")])
+def test_biases_in_autocast(cls):
+    """Queries and keys stay in autocast's dtype, as values do."""
+    layer, x = cls(WIDTH, H, bias=True), torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x.requires_grad_())
+    assert y.dtype == torch.bfloat16 and torch.autograd.grad(y.float().sum(), x)[0].isfinite().all()

@@ -79,7 +79,7 @@ def best_positions(scores: Float[Tensor, "... M"], count: int) -> Int[Tensor, ".
 def mask_of(positions: Int[Tensor, "G N count"], M: int) -> Bool[Tensor, "G N M"]:
     """True at these positions."""
     mask = torch.zeros(*positions.shape[:2], M + 1, dtype=torch.bool, device=positions.device)
-    return mask.scatter_(-1, torch.where(positions < 0, M, positions), True)[..., :M]
+    return mask.scatter(-1, torch.where(positions < 0, M, positions), True)[..., :M]  # not in place, for vmap
 
 
 _drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}

@@ -14,6 +14,7 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.scores import blocked_pairs, flat_mask
+from ortho.attention.softmax.softmax_attention import positive_scale
 
 BACKENDS = {
     "math": SDPBackend.MATH,  # the definition, materialised
@@ -47,7 +48,7 @@ def backend_attention(
     mask = None
     if blocked is not None:
         mask = flat_mask(~blocked, q.shape[:-2]).expand(flat_q.shape[1], q.shape[-2], k.shape[-2])[None]
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    flat_q, scale = positive_scale(flat_q, 1 / sqrt(q.shape[-1]) if scale is None else scale)
     with sdpa_kernel(kernel), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
