@@ -88,5 +88,5 @@ def test_two_projections_find_nothing():
 def test_edges():
     """A head as wide as the layer has no errors; in two dimensions the law of a coordinate has no density."""
     assert retrieval.capacity(4, 4) == retrieval.capacity_exponent(4, 4) == inf
-    with pytest.raises(ValueError, match="d: expected at least 3, got 2"):
+    with pytest.raises(ValueError, match="d: expected at least 3 beside a cosine"):
         retrieval.found_chance(3, 1, 2, cosine=0.5)
