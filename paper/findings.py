@@ -392,8 +392,8 @@ def longer_budgets() -> Values:
 
 
 def _step_of_induction() -> Values:
-    """How long a step takes over one with four learned heads: with two induction heads; with one learned head beside two
-    selective ones."""
+    """How long a step takes over one with four learned heads: with two induction heads; with one learned head and
+    two selective ones."""
     records = experiments.load("ladder-speed")
     device = experiments.judged_device(records)
     for record in records:
