@@ -201,10 +201,9 @@ def operands(
 
 def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
     """About `count` multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
-    expect(steps >= chunk, "steps", f"at least a chunk of {chunk}", steps)
     expect(count > 1, "count", "at least 2", count)
     last = steps // chunk
-    return sorted({round(last ** (i / (count - 1))) * chunk for i in range(count)})
+    return sorted({round(last ** (i / (count - 1))) * chunk for i in range(count)}) if last else []
 
 
 def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Float[Tensor, "states marks runs K V"]:
