@@ -2,9 +2,9 @@
 
     python -m tools.words [--mend]
 
-A figure that code can compute is glued into the text or printed. Figures that were typed before this was checked are
-listed in `typed_figures.json`, page by page; the list may only shrink, and `--mend` removes figures that are no longer
-there.
+A figure that code can compute is glued into the text or printed. Figures that were typed before this check existed are
+listed in `typed_figures.json`, page by page. The list may only shrink: `--mend` removes figures that are gone from the
+pages.
 """
 
 import argparse
@@ -62,8 +62,10 @@ def paragraphs(text: str) -> list[str]:
 
 
 def words(tokens: list[Token]) -> str:
-    """The words of a paragraph. A mark stands for what is left out, also for a link whose text is a number: it names a
-    chapter."""
+    """The words of a paragraph, with a mark in place of each part that is left out.
+
+    A link whose text is a number is left out, too, since the number names a chapter.
+    """
     text, begun = "", 0
     for token in tokens:
         if token.type == "link_open":

@@ -117,8 +117,10 @@ class AdaptedAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Takes and returns what `torch.nn.MultiheadAttention` does. With `kinds`, raises ValueError if weights are
-        asked for, for dropout in training, and for masks that say more than which keys may be attended to.
+        """Takes and returns what `torch.nn.MultiheadAttention` does.
+
+        With `kinds` it raises ValueError for need_weights=True, for dropout in training, and for a mask that is more
+        than a mask of keys.
         """
         stopped = torch.is_grad_enabled() and any(x.stop_gradient for x in read_attention(self).values())
         if self.kinds is None and not stopped:

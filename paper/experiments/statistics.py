@@ -164,8 +164,10 @@ def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> floa
     """The probability that two arms that do not differ share their successes at least as unevenly as here.
 
     The exact test (Fisher 1934, Statistical Methods for Research Workers, section 21.02): given the total number of
-    successes, every choice of the runs that succeed is equally likely; all tables count that are no likelier than the
-    observed one. Raises TypeError or ValueError for counts that are not integers from 0 on.
+    successes, any set of so many runs is equally likely to be the one that succeeds. The result sums the probabilities
+    of all tables that are no likelier than the observed one.
+
+    Raises TypeError or ValueError for counts that are not integers from 0 on.
     """
     _counted("successes_a", successes_a, "runs_a", runs_a)
     _counted("successes_b", successes_b, "runs_b", runs_b)

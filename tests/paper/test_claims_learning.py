@@ -91,7 +91,7 @@ def test_the_verdict_follows_what_is_lost(combined, bits, shares, verdict):
 
 
 def test_where_there_is_nothing_to_lose_nothing_is_judged(combined):
-    """Against an arm that is no better than heads which see no other token, a missing loss shows nothing."""
+    """A missing loss shows nothing if the other arm is no better than identity heads, which see no other token."""
     combined(TEXT | {"linear": 3.0, "frozen linear": 3.0})
     found = combinations.with_other_attention()
     left_out = "not shown to be better than heads that see no other token: frozen linear against linear, bits a byte"
