@@ -87,6 +87,22 @@ def test_a_form_that_is_wrong_or_raises_is_seen(monkeypatch):
     assert set(agreement.run(small("linear"))["failures"].values()) == {"RuntimeError: no kernel for this device"}
 
 
+def test_a_precision_that_overflows_is_a_failure_that_names_what_overflowed(monkeypatch):
+    monkeypatch.setattr(agreement, "COMPILED", ())
+    honest = agreement._results
+
+    def overflowing(case, form, dtype, **options):
+        found = honest(case, form, dtype, **options)
+        if dtype == torch.float16:
+            found["gradient of x"].fill_(torch.inf)
+        return found
+
+    monkeypatch.setattr(agreement, "_results", overflowing)
+    found = agreement.run(small("linear"))
+    assert found["failures"] == {"float16": "not finite: gradient of x"}
+    assert found["repetitions"].keys() == {"float32", "bfloat16"}
+
+
 def test_every_mechanism_is_compared_in_each_direction():
     cases = {(case["mechanism"], case["causal"]) for case in agreement.cases("cuda")}
     assert cases == {

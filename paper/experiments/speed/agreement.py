@@ -6,6 +6,7 @@ relative errors, as fractions of the definition's norms. Mechanisms that choose 
 precision, and then differ by more than rounding.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,10 @@ def cases(device: str) -> list[Case]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """The relative errors of one mechanism; a precision that raises is a failure, which says why."""
+    """The relative errors of one mechanism.
+
+    A precision that raises, or whose output or gradients are not finite, is a failure, which says why.
+    """
     want = _results(case, "reference", torch.float32)
     repetitions, failures = {}, {}
     arms = {name: (name, False) for name in DTYPES}
@@ -62,6 +66,10 @@ def run(case: Case) -> dict[str, Any]:
             failures[arm] = benchmark.reason(error)
             continue
         errors = {key: benchmark.relative_error(got[key], value) for key, value in want.items() if value.any()}
+        infinite = [key for key, error in errors.items() if not math.isfinite(error)]
+        if infinite:
+            failures[arm] = f"not finite: {', '.join(infinite)}"
+            continue
         gradients = [error for key, error in errors.items() if key != "output"]
         repetitions[arm] = {"output_fraction": [errors["output"]], "gradient_fraction": [max(gradients)]}
     return {"seeds": dict(SEEDS), "repetitions": repetitions, "failures": failures}
