@@ -21,12 +21,14 @@ nothing. The sink adds a term to $L_i$, which makes the output and, in the backw
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from math import floor, frexp, log2, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad
 
 from ortho import _checks
@@ -39,6 +41,7 @@ from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
 
 aten = torch.ops.aten
+HAS_TRITON = find_spec("triton") is not None  # it comes with PyTorch's builds for GPUs
 
 
 def _constants(q: Tensor, k: Tensor, _: Tensor, *, sink: float | None = None, **__: Any) -> None:
@@ -237,7 +240,11 @@ def gradient_of_values(
     is_causal: bool,
     scale: float,
 ) -> Float[Tensor, "B H M V"]:
-    """dv by the forward kernel, as explained at the top of this file."""
+    """dv by the forward kernel, as explained at the top of this file; on GPUs by a kernel of its own if that serves."""
+    if _own_kernel(q, do, mask):
+        from ortho.attention.softmax import value_gradient_triton  # not every PyTorch has Triton
+
+        return value_gradient_triton.gradient_of_values(q, k, L, do, is_causal, scale)
     q, scale = _scaled(q, scale)
     c = _factor(scale, q.dtype)
     terms = _channels(L / (-scale * c), q)
@@ -251,6 +258,12 @@ def gradient_of_values(
     if empty is not None:
         dv = dv.masked_fill(empty, 0)
     return dv.flip(2) if is_causal else dv
+
+
+def _own_kernel(q: Tensor, do: Tensor, mask: Tensor | None) -> bool:
+    """Whether the Triton kernel serves such a call."""
+    half = q.is_cuda and q.dtype.itemsize == 2 and mask is None
+    return half and HAS_TRITON and all(x.shape[-1] in (16, 32, 64, 128) for x in (q, do))
 
 
 def _scaled(q: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -307,6 +320,9 @@ def _kernel(
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[:2]
     if bias is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0:
+        if _cudnn(*q.shape[-2:], k.shape[-2], is_causal, q.dtype, q.device):
+            o, L = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[:2]
+            return o, L.squeeze(-1)
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[:2]
     if bias is not None:  # the kernel reads it in rows of 16 bytes
         M = k.shape[-2]
@@ -314,6 +330,13 @@ def _kernel(
         bias = torch.nn.functional.pad(bias, (0, -M % 8))[..., :M]
     o, L = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[:2]
     return o, L[..., : q.shape[-2]]  # the kernel pads L to a multiple of 32
+
+
+@torch.compiler.assume_constant_result  # the compiler cannot follow the question
+def _cudnn(N: int, K: int, M: int, is_causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `scaled_dot_product_attention` would take cuDNN's kernel here, which on a Hopper GPU is the fastest."""
+    q, k = (torch.empty(1, 1, tokens, K, dtype=dtype, device=device) for tokens in (N, M))
+    return torch._fused_sdp_choice(q, k, k, is_causal=is_causal) == SDPBackend.CUDNN_ATTENTION.value
 
 
 @closed_form
