@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast is off for the device of x; a device that has none, such as meta, needs no switch."""
+    """A context in which autocast is off for the device of x; a device that has none, such as meta, needs no switch.
+
+    Some releases' compilers cannot follow the question whether a device has autocast. What they compile for has it.
+    """
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if _available(kind) else nullcontext()
-
-
-@torch.compiler.assume_constant_result  # some releases' compilers do not know the question
-def _available(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
+    there = torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if there else nullcontext()

@@ -1,9 +1,13 @@
 """The gradient of the values by an exchanged forward pass: as the definition has it, costs, what it keeps, errors; at
 extreme scales and scores, and in half precision, where terms carry the log-sum-exp."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from itertools import product
 from math import log, sqrt
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +27,7 @@ from ortho.attention.softmax.value_gradient import (
 )
 from ortho.cost.counting import Allocations, saved_bytes
 
+ROOT = Path(__file__).parents[2]
 K = 8
 # Exponentials of scores up to 20, each off by some roundings of it, 20 x 8 x 1e-16 in all, and sums of at most 70.
 close = partial(torch.testing.assert_close, atol=1e-13, rtol=1e-13)
@@ -342,3 +347,44 @@ def test_weights_are_at_most_1(causal, monkeypatch):
     one[..., 0, :] = 1000
     results(value_gradient_attention, torch.ones_like(q), one, v, do, is_causal=causal)
     assert abs(float(met[-1].max()) - log(33)) < 1e-10
+
+
+# In a process of its own, as Triton asks for its interpreter when it is first imported.
+INTERPRETED = """
+import sys
+import torch
+from ortho.attention.softmax.value_gradient_triton import gradient_of_values
+
+N, M, K, V, causal = (int(size) for size in sys.argv[1:])
+torch.manual_seed(0)
+q, k, do = (torch.randn(2, n, 3, width).transpose(1, 2) for n, width in ((N, K), (M, K), (N, V)))
+scores = (q @ k.mT).double() / 8
+if causal:
+    scores = scores.masked_fill(torch.ones(N, M, dtype=torch.bool).triu(1), -torch.inf)
+L = scores.logsumexp(-1)
+dv = (scores - L[..., None]).exp().mT @ do.double()
+found = gradient_of_values(q, k, L.float(), do, bool(causal), 1 / 8)
+assert found.transpose(1, 2).is_contiguous()
+# Scores and L, of order 1 and in float32, are off by K eps at most; so are weights, and by that share the sums of N.
+error, bound = float((found - dv).norm() / dv.norm()), 2 * (K + N**0.5) * torch.finfo(torch.float32).eps
+assert error <= bound, (error, bound)
+"""
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((256, 256, 64, 64, 0), id="whole blocks"),
+        pytest.param((256, 256, 64, 64, 1), id="whole blocks, causal"),
+        pytest.param((200, 200, 32, 16, 1), id="ragged, causal, narrow values"),
+        pytest.param((130, 70, 16, 64, 0), id="fewer keys than queries, wide values"),
+        pytest.param((1, 1, 128, 128, 1), id="one token"),
+    ],
+)
+def test_the_kernel_for_gpus(sizes):
+    """On Triton's interpreter, where Triton is installed (a gigabyte, so no extra brings it)."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-c", INTERPRETED, *map(str, sizes)]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -235,7 +235,7 @@ def times(arm, like, factors):
     def edit(record):
         arms = record["repetitions"]
         for phase, factor in factors.items():
-            for clock in (f"{phase}_s", f"{phase}_cpu_s"):
+            for clock in {f"{phase}_s", f"{phase}_cpu_s"} & set(arms[like]):  # GPUs' have no time of a processor
                 arms[arm][clock] = [factor * seconds for seconds in arms[like][clock]]
 
     return edit

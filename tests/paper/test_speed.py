@@ -368,6 +368,18 @@ def test_a_step_on_cuda_and_its_memory_by_the_allocator(cuda):
     assert benchmark.step_bytes(arm, x, upstream) == {"peak_bytes": 80, "activation_bytes": 50}
 
 
+def test_a_compiled_module_is_what_is_called():
+    """Some releases' compiled modules refuse `len`, and so to be asked whether they are true."""
+
+    class Compiled(torch.nn.Linear):
+        def __len__(self):
+            raise TypeError("does not support len()")
+
+    call, module = Compiled(2, 2), torch.nn.Linear(2, 2)
+    assert benchmark.trained("compiled", module, call).call is call
+    assert benchmark.trained("plain", module).call is module
+
+
 @pytest.mark.unchecked
 def test_a_case_of_attention_on_cuda(cuda, monkeypatch):
     def draw(case, *arm):

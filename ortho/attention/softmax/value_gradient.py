@@ -14,6 +14,9 @@ precision the bias is a sum of terms in these channels, each the rounded remaind
 adds up their products with c in float32, and three terms have the bits of one float32 number. c is a power of two that
 brings the terms into the range of float16. In a causal call $k_j$ reads $q_i$ with $i \ge j$, so both are reversed.
 
+On GPUs, half precision without a mask has a kernel of its own (`value_gradient_triton`): L is known, so it needs no
+channels, and no M.
+
 A *sink* is one more score in each row, for a key whose value is 0: a query whose scores are all far below it reads
 nothing. The sink adds a term to $L_i$, which makes the output and, in the backward pass, the weights smaller.
 """
@@ -320,7 +323,7 @@ def _kernel(
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)[:2]
     if bias is None and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0:
-        if _cudnn(*q.shape[-2:], k.shape[-2], is_causal, q.dtype, q.device):
+        if _cudnn(q.shape[-2], k.shape[-2], q.shape[-1], is_causal, q.dtype, q.device):
             o, L = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[:2]
             return o, L.squeeze(-1)
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[:2]
@@ -332,11 +335,15 @@ def _kernel(
     return o, L[..., : q.shape[-2]]  # the kernel pads L to a multiple of 32
 
 
-@torch.compiler.assume_constant_result  # the compiler cannot follow the question
-def _cudnn(N: int, K: int, M: int, is_causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
+def _cudnn(N: int, M: int, K: int, is_causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `scaled_dot_product_attention` would take cuDNN's kernel here, which on a Hopper GPU is the fastest."""
     q, k = (torch.empty(1, 1, tokens, K, dtype=dtype, device=device) for tokens in (N, M))
     return torch._fused_sdp_choice(q, k, k, is_causal=is_causal) == SDPBackend.CUDNN_ATTENTION.value
+
+
+# The compiler asks once and keeps the answer. `torch.compiler.assume_constant_result` sets the same attribute, but it
+# loads the whole compiler, which would slow the import of this package.
+_cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @closed_form

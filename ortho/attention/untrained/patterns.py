@@ -270,13 +270,22 @@ class Recent(PositionalPattern):
 
 def cubes(m: Tensor) -> Tensor:
     """m^3 for integers, float64: exact up to 2e5, and rounded once above."""
-    return m.double() ** 3
+    return exact(m) ** 3
 
 
 def sum_of_cubes(m: Tensor) -> Tensor:
     """1^3 + 2^3 + ... + m^3 for integers, float64, rounded once; 1 for m below 1, where there is nothing to divide."""
-    m = m.clamp(min=1)
-    return (m * (m + 1) // 2).double() ** 2
+    m = exact(m.clamp(min=1))
+    return (m * (m + 1) / 2) ** 2
+
+
+def exact(m: Tensor) -> Tensor:
+    """Integers in float64, of which powers can be taken.
+
+    Rounding changes no value. It keeps `torch.compile` from computing powers of positions in the integers of indices:
+    on a GPU in int32, where 1,291^3 overflows.
+    """
+    return m.double().round()
 
 
 # Standard deviations at which the weights are cut off. The weights further out on one side sum to less than the

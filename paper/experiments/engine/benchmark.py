@@ -186,7 +186,7 @@ class Arm:
 def trained(name: str, module: nn.Module, call: Callable[..., Tensor] | None = None) -> Arm:
     """A module with an optimiser for all its trained weights."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    return Arm(name, module, call or module, torch.optim.AdamW(weights, lr=1e-4, fused=True))
+    return Arm(name, module, module if call is None else call, torch.optim.AdamW(weights, lr=1e-4, fused=True))
 
 
 def timed_step(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[str, float]:
