@@ -9,7 +9,8 @@ from paper.experiments.speed import attention_variants as arms
 TINY = {"H": 2, "K": 8, "chunk": 8}
 # Enough tokens for windows and selections to leave some out.
 SETS = {
-    name: speed.case(600 if name in ("patterns", "dynamic", "window alone") else 24, name, **TINY) for name in arms.SETS
+    name: speed.case(600 if "pattern" in name or name in ("dynamic", "window alone") else 24, name, **TINY)
+    for name in arms.SETS
 }
 SERVED = {None, "math", "flash"}  # names of the kernels that a CPU has
 ALL = list(  # each arm once

@@ -101,7 +101,8 @@ def pattern_cases(device: str) -> list[Case]:
     """Windows at lengths at which softmax attention takes minutes, and every other pattern and choice of keys."""
     if device == "cuda":
         lengths = [_on_cuda(N, "patterns") for N in (4096, 16384, 1024, 8192)]
-        return lengths + [_on_cuda(N, "dynamic") for N in (4096, 16384)]
+        in_one_kernel = [_on_cuda(N, "compiled patterns") for N in (4096, 16384)]
+        return [*in_one_kernel, *lengths, *(_on_cuda(N, "dynamic") for N in (4096, 16384))]
     alone = [case(N, "window alone") for N in (2048, 4096, 8192, 16384, 32768)]
     return [case(4096, "patterns"), *alone, case(4096, "dynamic"), case(1024, "patterns"), case(1024, "dynamic")]
 

@@ -28,6 +28,7 @@ from paper.experiments.engine.records import Case
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
 KERNELS = (*BACKENDS, FLEX)
+COMPILED_PATTERNS = ("window", "block-sparse", "dilated", "strided", "fixed")
 SETS = {
     "exact": (YARDSTICK, "sdpa causal", "flash", "flash causal", MATERIALISED, "materialised causal"),
     "kernels": tuple(
@@ -41,6 +42,10 @@ SETS = {
     "memories": (YARDSTICK, "sdpa causal", "delta causal"),
     "window alone": ("window", "window causal"),
     "patterns": (YARDSTICK, "sdpa causal", "sdpa masked"),
+    "compiled patterns": (
+        *(YARDSTICK, "sdpa causal"),
+        *(f"{name} {FLEX}{way}" for way in ("", " causal") for name in COMPILED_PATTERNS),
+    ),
     "dynamic": (YARDSTICK, "sdpa causal"),
 }
 # Sets that also contain every other mechanism of a family, except these arms: another set times them, or they are one
@@ -83,10 +88,11 @@ def _ways(mechanism: Mechanism) -> list[str]:
 def function(arm: str, chunk: int) -> Attention:
     """What an arm runs, f(q, k, v, *gates); causal mechanisms with chunks use chunks of at most `chunk`."""
     name, causal = _parts(arm)
+    kernel = by_name(arm)
+    if kernel == FLEX:
+        pattern = Window(EVERYWHERE) if name == YARDSTICK else _pattern(name)
+        return partial(flex_pattern_attention, pattern=pattern, is_causal=causal)
     if name == YARDSTICK:
-        kernel = by_name(arm)
-        if kernel == FLEX:
-            return partial(flex_pattern_attention, pattern=Window(EVERYWHERE), is_causal=causal)
         if kernel:
             return partial(backend_attention, backend=kernel, is_causal=causal)
         return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
@@ -106,9 +112,13 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @cache
 def _window(N: int, device: torch.device) -> Tensor:
-    pattern: Pattern = cast(partial[Tensor], MECHANISMS["window"].fast).keywords["pattern"]
     with torch.inference_mode(False):  # it outlives the call
-        return pattern.mask(N, device=device)
+        return _pattern("window").mask(N, device=device)
+
+
+def _pattern(name: str) -> Pattern:
+    """The pattern of a sparse mechanism."""
+    return cast(partial[Tensor], MECHANISMS[name].fast).keywords["pattern"]
 
 
 def definition(arm: str) -> Attention:
