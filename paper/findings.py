@@ -229,11 +229,18 @@ def clocks() -> Values:
     patterns = _shares(pattern_records, "patterns", pattern_names, ".0f")
     if patterns:
         found["pattern_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in patterns.items())
-    both = [device for device in kernel_clocks if device in memory_clocks]
+    both = [device for device in kernel_clocks if device in memory_clocks and device.startswith("cpu-")]
     if both:
         found["linear_time"] = "; ".join(
             f"on `{device}`, {kernel_clocks[device]}; {memory_clocks[device]}" for device in both
         )
+    from_: dict[str, list[str]] = {}  # on GPUs, where short sequences do not tell
+    for row in attention_analysis.crossovers(kernel_records):
+        if row["arms"] == "main" and not row["compiled"] and not row["device"].startswith("cpu-"):
+            words = f"{kernel_names[row['arm']]} {attention_analysis.in_words(row['alike'])}"
+            from_.setdefault(row["device"], []).append(words)
+    if from_:
+        found["linear_gpu"] = "; ".join(f"on `{device}`, {', '.join(words)}" for device, words in from_.items())
     return found
 
 
@@ -329,7 +336,29 @@ def mixed_heads() -> Values:
                 "split_block": f"{last['speedup'][1]:.1f}",
                 "split_block_length": f"{last['N']:,}".replace(",", "{,}"),
             }
+    if plain := _uncompiled_on_gpus(rows):
+        found["heads_on_gpu"] = plain
     return found
+
+
+def _uncompiled_on_gpus(rows: Sequence[Any]) -> str:
+    """Speed-ups at `LENGTH` of layers and blocks that are not compiled, and of their FLOPs, for each GPU."""
+    told = []
+    for device in dict.fromkeys(row["device"] for row in rows if not row["device"].startswith("cpu-")):
+        kind = (device, LENGTH, WIDTH, False)
+        gains = {
+            (row["arm"], row["scope"]): f"{row['speedup'][1]:.2f} times as fast ({row['bound']:.2f})"
+            for row in rows
+            if (row["device"], row["N"], row["d"], row["causal"]) == kind
+        }
+        scopes = [(arm, scope) for arm in ("stopped", "one") for scope in ("layer", "block")]
+        if gains.keys() >= {*scopes}:
+            layer, block, mixed_layer, mixed_block = (gains[one] for one in scopes)
+            told.append(
+                f"on `{device}` a layer of stopped heads is {layer} and a block {block}; with one learned head beside "
+                f"positional ones a layer is {mixed_layer} and a block {mixed_block}"
+            )
+    return "; ".join(told)
 
 
 # ------------------------------------------------------------------------------------------------------------ learning

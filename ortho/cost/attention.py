@@ -23,6 +23,8 @@ from ortho.projections import kv_heads
 
 
 _WIDE = 8  # bytes of a float64 or int64
+_CUBES = 2  # scalar operations of `patterns.cubes` a place: a rounding, a power
+_SQUARES = 5  # and of `patterns.sum_of_cubes`: a rounding, m (m + 1) / 2, a power
 
 
 @checked
@@ -66,19 +68,19 @@ def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itse
         part = _recent(p, B, V, x, u, P, causal, item)
     elif causal and not p.vectors:  # zeros, except at the current token; a context still has its divisors
         zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
-        part = Cost(0, 0, zeros + (P if isinstance(p, Context) else 0), zeros, 0)
+        part = Cost(0, 0, zeros + (_SQUARES * P if isinstance(p, Context) else 0), zeros, 0)
     elif isinstance(p, Shift):
         part = Cost(0, 0, 0, 0, 0)
     elif isinstance(p, Context) or not causal:
         # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
-        part = Cost(0, 0, 3 * u + 2 * P, 2 * u + sums, 2 * _WIDE * P)
+        part = Cost(0, 0, 3 * u + (_CUBES + _SQUARES) * P, 2 * u + sums, 2 * _WIDE * P)
     elif isinstance(p, Border) and p.end:
         # As above; and the row's own cubes, also divided by squares, times the token's value, and a sum
-        part = Cost(0, 0, 3 * u + 2 * x + 4 * P, 3 * u + 2 * x, 3 * _WIDE * P)
+        part = Cost(0, 0, 3 * u + 2 * x + (2 * _CUBES + _SQUARES + 1) * P, 3 * u + 2 * x, 3 * _WIDE * P)
     elif isinstance(p, Border):
         # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
         # Backward also two sums where a sum is used twice.
-        part = Cost(0, 0, 8 * u + 2 * x + 3 * P, 8 * u + 2 * x, 2 * _WIDE * P)
+        part = Cost(0, 0, 8 * u + 2 * x + (_SQUARES + 2) * P, 8 * u + 2 * x, 2 * _WIDE * P)
     else:
         raise TypeError(f"patterns: expected those of ortho.attention.untrained.positional_attention, got {p}")
     if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):

@@ -19,7 +19,7 @@ from ortho.attention.sparse.pattern import pattern_cost
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
-from ortho.layers.hybrid import HEADS, split
+from ortho.layers.hybrid import split
 from ortho.layers.induction import SINK, STRUCTURED, default_key_dim
 from ortho.layers.positional import shared_out
 from ortho.layers.synthesizer import SOURCES, Call
@@ -472,7 +472,7 @@ def hybrid(
     K = head_width(d, H)
     split(heads, H)  # refuses what the layer refuses
     options: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    groups = [COSTS[one_of("heads", kind, HEADS)](B, N, d, count, **options) for kind, count in heads.items() if count]
+    groups = [COSTS[kind](B, N, d, count, **options) for kind, count in heads.items() if count]
     sums = (len(groups) - 1) * B * N * d
     together = Cost(
         elementwise_forward=sums,
