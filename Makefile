@@ -19,7 +19,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env exact book html pages pdf paper serve execute check test browser lint experiments clean
+.PHONY: help env exact book html pages pdf paper serve execute check test browser lint experiments triton clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -90,6 +90,9 @@ experiments: $(READY) ## measure what is missing or stale (BUDGET=seconds a pass
 	-$(PY) -m paper experiments $(LIMITS)
 	$(PY) tools/rates.py
 	$(PY) -m paper experiments $(LIMITS)
+
+triton: $(READY) ## install Triton (1 GB), whose interpreter tests the kernel for GPUs on a CPU
+	@$(PY) $(INSTALL) 'triton>=3.3,<4'
 
 clean: ## remove what was built, not .venv
 	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -288,7 +288,7 @@ LEFT_OUT = {
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in
-      ("added", "cubes", "running", "sum_of_cubes", "times", "windows")),
+      ("added", "cubes", "exact", "running", "sum_of_cubes", "times", "windows")),
     *(f"attention.linear.linear_attention.{name}" for name in
       ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),

@@ -301,7 +301,7 @@ def time_a_flop() -> dict[str, dict[str, float]]:
     made = [(row, "tiles") for row in attention_rows.beside_alike(records, "patterns")]
     made += [(row, "kernel") for row in attention_rows.beside_alike(records, "compiled patterns")]
     for row, form in made:
-        name, *way = row["arm"].replace(" flex", "").split()
+        name, *way = [word for word in row["arm"].split() if word != "flex"]
         if name in (BLOCKS, *OTHERS) and form == ("tiles" if row["device"].startswith("cpu") else "kernel"):
             times = per_flop.setdefault((row["device"], row["N"], " ".join(way)), {})
             times[name] = row["ratio_alike"][1] / row["flops_alike"]
