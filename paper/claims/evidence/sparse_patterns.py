@@ -301,9 +301,9 @@ def time_a_flop() -> dict[str, dict[str, float]]:
     made = [(row, "tiles") for row in attention_rows.beside_alike(records, "patterns")]
     made += [(row, "kernel") for row in attention_rows.beside_alike(records, "compiled patterns")]
     for row, form in made:
-        name, *way = [word for word in row["arm"].split() if word != "flex"]
+        name, *special = (word for word in row["arm"].split() if word != "flex")
         if name in (BLOCKS, *OTHERS) and form == ("tiles" if row["device"].startswith("cpu") else "kernel"):
-            times = per_flop.setdefault((row["device"], row["N"], " ".join(way)), {})
+            times = per_flop.setdefault((row["device"], row["N"], " ".join(special)), {})
             times[name] = row["ratio_alike"][1] / row["flops_alike"]
     ratios: dict[str, dict[str, float]] = {}
     for (device, length, way), times in per_flop.items():
