@@ -234,13 +234,13 @@ def clocks() -> Values:
         found["linear_time"] = "; ".join(
             f"on `{device}`, {kernel_clocks[device]}; {memory_clocks[device]}" for device in both
         )
-    from_: dict[str, list[str]] = {}  # on GPUs, where short sequences do not tell
+    crossings: dict[str, list[str]] = {}  # on GPUs, where short sequences do not tell
     for row in attention_analysis.crossovers(kernel_records):
         if row["arms"] == "main" and not row["compiled"] and not row["device"].startswith("cpu-"):
             words = f"{kernel_names[row['arm']]} {attention_analysis.in_words(row['alike'])}"
-            from_.setdefault(row["device"], []).append(words)
-    if from_:
-        found["linear_gpu"] = "; ".join(f"on `{device}`, {', '.join(words)}" for device, words in from_.items())
+            crossings.setdefault(row["device"], []).append(words)
+    if crossings:
+        found["linear_gpu"] = "; ".join(f"on `{device}`, {', '.join(words)}" for device, words in crossings.items())
     return found
 
 

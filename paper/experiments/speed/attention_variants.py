@@ -43,7 +43,8 @@ SETS = {
     "window alone": ("window", "window causal"),
     "patterns": (YARDSTICK, "sdpa causal", "sdpa masked"),
     "compiled patterns": (
-        *(YARDSTICK, "sdpa causal"),
+        YARDSTICK,
+        "sdpa causal",
         *(f"{name} {FLEX}{way}" for way in ("", " causal") for name in COMPILED_PATTERNS),
     ),
     "dynamic": (YARDSTICK, "sdpa causal"),
