@@ -302,7 +302,7 @@ def hardware() -> Values:
     }
     longest = {device: max(c for of, name, c in timed if (of, name) == (device, "softmax")) for device, _, _ in timed}
     told = [
-        f"on `{device}`, behind {context:,} tokens, softmax takes {timed[device, 'softmax', context] / own:.0f} times "
+        f"on `{device}`, after {context:,} tokens, softmax takes {timed[device, 'softmax', context] / own:.0f} times "
         "as long as the delta rule"
         for device, context in longest.items()
         if (own := timed.get((device, "delta", context)))
