@@ -31,6 +31,11 @@ def pieces(function, size):
     return {name: size + 2 * (name == "columns") for name in takes(function)}
 
 
+def ways(m):
+    """The values of `is_causal` that the mechanism serves."""
+    return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
+
+
 CHOOSING = {"moba", "nsa"}  # they choose blocks, so that the size of a block changes the result
 PIECEWISE = {name: m for name, m in MECHANISMS.items() if takes(m.fast) and name not in CHOOSING}
 PIECEWISE |= {f"{fit}, held": held(fit) for fit in FITS}

@@ -23,11 +23,6 @@ def qkv(*lead, length, width=4, values=5, seed=0, keys=None):
     return [draw(*lead, n, w, seed=3 * seed + i) for i, (n, w) in enumerate(((length, width), (M, width), (M, values)))]
 
 
-def ways(m):
-    """The values of `is_causal` that the mechanism serves."""
-    return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
-
-
 def with_sizes(name, entry, cost=None, **sizes):
     """The entry with these sizes; its closed form gets them by the same names, or gets `cost` instead."""
     forms = {form: partial(entry.form(form), **sizes) for form in FORMS}

@@ -55,8 +55,7 @@ def test_outputs_are_the_weights_times_the_values(name, form):
         if m.causal:
             assert not weights.triu(1).any()
         if not m.fitted:  # a fit's constants see another part of what passes a gradient
-            for a, b in zip(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)), strict=True):
-                close(a, b)
+            close(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)))
 
 
 @pytest.mark.parametrize("name", WITHOUT)

@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ortho import MECHANISMS, MultiheadAttention
+from ortho.attention.indexing import indexing
 from ortho.cost import attention as costs
 from ortho.cost.attention import Traffic, columns_first, materialised, rows_first
 from ortho.cost.counting import Allocations, OperationCounter, count_step, saved_bytes
@@ -246,3 +247,37 @@ def test_a_memory_for_all():
 def test_memories_that_are_too_small(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_index_arithmetic_is_free_where_it_is_declared():
+    """Index arithmetic is free for positions and masks, whatever the operator. Within the block, what reads or writes a
+    number still counts; after the block all counts again, however it ends."""
+    i, kept, x = torch.arange(6), torch.arange(6) > 2, torch.ones(6)
+    for call in (lambda: i * 2 + 1, lambda: i > 3, lambda: kept & (i < 5), lambda: ~kept):
+        assert counted(call)[1]
+        assert counted(indexing()(call)) == ({}, {})
+    assert counted(indexing()(lambda: i.sort().values.bincount())) == ({}, {})  # has no rule elsewhere
+    for name, call in (("mul", lambda: x * i), ("gt", lambda: x > 0), ("masked_fill", lambda: x.masked_fill(kept, 0))):
+        assert counted(call) == counted(indexing()(call)) == ({}, {name: 6})
+    with pytest.raises(RuntimeError, match="no rule for aten.sort"), OperationCounter(), indexing():
+        x.sort()
+    assert counted(lambda: i + 1) == ({}, {"add": 6})
+
+
+def test_looking_up_moves_numbers():
+    x, rows = torch.ones(5, 3), torch.tensor([1, 3])
+    for call in (
+        lambda: x.index_select(0, rows),
+        lambda: x.index_copy(0, rows, torch.ones(2, 3)),
+        lambda: x.gather(0, rows[:, None]),
+    ):
+        assert counted(call) == ({}, {})
+    assert counted(lambda: x.index_add_(0, rows, torch.ones(2, 3))) == ({}, {"index_add": 6})
+
+
+def test_products_with_a_factor():
+    """A product's count includes what it is added to, and a sign is free; a factor costs one operation an entry."""
+    out, a, b = torch.ones(2, 3, 5), torch.ones(2, 3, 4), torch.ones(2, 4, 5)
+    for alpha, elementwise in ((1, {}), (-1, {}), (0.5, {"baddbmm": 30})):
+        assert counted(lambda: torch.baddbmm(out, a, b, alpha=alpha)) == ({"baddbmm": 240}, elementwise)  # noqa: B023
+    assert counted(lambda: torch.addmm(out[0], a[0], b[0], alpha=3)) == ({"addmm": 120}, {"addmm": 15})

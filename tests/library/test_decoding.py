@@ -53,6 +53,11 @@ def qkv(*, heads=4, shared=4, length=LENGTH, width=6, dtype=torch.float64):
     return [draw(*size, seed=i, dtype=dtype) for i, size in enumerate(sizes)]
 
 
+def gates_of(mechanism):
+    tokens = draw(2, 9, 24, dtype=torch.float32)
+    return {gate: make(24, 4)(tokens).detach() for gate, make in mechanism.gates.items()}
+
+
 def in_pieces(cache, operands, cuts, **kwargs):
     rows = []
     for start, stop in pairwise(cuts):
@@ -124,9 +129,7 @@ def test_counted(name):
     """FLOPs of each token, and bytes of a cache that is exactly full, are as declared, with shared heads or not."""
     for shared, lengths in ((4, range(1, 10)), (1, (1, 9))):
         mechanism = MECHANISMS[name]
-        gates = {
-            gate: make(24, 4)(draw(2, 9, 24, dtype=torch.float32)).detach() for gate, make in mechanism.gates.items()
-        }
+        gates = gates_of(mechanism)
         operands = qkv(shared=shared, length=9, dtype=torch.float32)
         for length in lengths:
             cache = new_cache(name, length)
@@ -313,7 +316,7 @@ def test_a_piece_that_fails_leaves_the_ring_as_it_was(pattern):
 def test_what_was_read_is_the_callers_again(name):
     """The caller may reuse a buffer of tokens for the next tokens."""
     mechanism = MECHANISMS[name]
-    gates = {gate: make(24, 4)(draw(2, 9, 24, dtype=torch.float32)).detach() for gate, make in mechanism.gates.items()}
+    gates = gates_of(mechanism)
     q, k, v = qkv(length=9, dtype=torch.float32)
     expected = mechanism.fast(q, k, v, is_causal=True, **gates)[..., -1:, :]
     cache = new_cache(name, 9)

@@ -69,8 +69,7 @@ def test_it_is_the_delta_rule_on_a_longer_sequence(attend, steps, causal):
         close(after, expected_after)
         pairs = ((o, after), (expected[..., steps - 1 :: steps, :], expected_after))
         totals = (out.sin().sum() + last.cos().sum() for out, last in pairs)
-        for one, other in zip(*(torch.autograd.grad(y, list(x.values())) for y in totals), strict=True):
-            close(one, other)
+        close(*(torch.autograd.grad(y, list(x.values())) for y in totals))
 
 
 @FORMS
@@ -104,8 +103,7 @@ def test_low_rank_sums(attend, steps, causal):
         close(after, S[..., -1, :, :])
         close(o, expected)
         found, wanted = (torch.autograd.grad(y.sin().sum(), list(x.values()), retain_graph=True) for y in (o, expected))
-        for one, other in zip(found, wanted, strict=True):
-            close(one, other)
+        close(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["delta-product", "low-rank"])

@@ -5,11 +5,11 @@ from math import inf
 
 import pytest
 import torch
+from drawn_models import assert_near, drawn, norm
 from refusals import refuses
 from seeded import generator
 from torch import nn
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import layer_norm
 
 from ortho import HybridAttention, PositionalHeads, StoppedAttention
 from ortho.layers.positional import sinusoidal_positions
@@ -35,12 +35,7 @@ EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
 def model(**kwargs):
     """A small model in evaluation mode, with every parameter drawn anew, so that no two logits are near each other."""
     kwargs = {"max_length": 12, "dtype": torch.float64, "generator": generator(), **kwargs}
-    made = EncoderDecoder(VOCAB, 8, 4, 2, **kwargs).eval()
-    source = generator(7)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=parameter.dtype) / 2)
-    return made
+    return drawn(EncoderDecoder(VOCAB, 8, 4, 2, **kwargs).eval())
 
 
 def texts(B=3, M=7, N=6, seed=1):
@@ -51,15 +46,6 @@ def texts(B=3, M=7, N=6, seed=1):
 def padding():
     """Where tokens are, in three sources of up to seven tokens."""
     return torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
-
-
-def assert_near(got, wanted):
-    """Two float64 computations of the same: about a hundred roundings of 1e-16 each, on numbers of about 10."""
-    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
-
-
-def norm(x, module):
-    return layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
 
 
 def copied(theirs, **modules):

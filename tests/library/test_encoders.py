@@ -4,22 +4,14 @@ from itertools import product
 
 import pytest
 import torch
+from drawn_models import assert_near, drawn, norm
 from refusals import refusals
 from seeded import generator
 from torch import nn
-from torch.nn.functional import gelu, layer_norm
+from torch.nn.functional import gelu
 
 from ortho import TextEncoder, TransformerBlock, VisionTransformer
 from ortho.cost import vision_transformer
-
-
-def drawn(model):
-    """The model with every parameter drawn anew, so that no bias is 0 and no gain is 1."""
-    source = generator(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=parameter.dtype) / 2)
-    return model
 
 
 def text(**kwargs):
@@ -38,15 +30,6 @@ def indices(count, *shape, seed=1):
 
 def images(*shape, seed=1):
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
-
-
-def assert_near(got, wanted):
-    """Two float64 computations of the same: about a hundred roundings of 1e-16 each, on numbers of about 10."""
-    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
-
-
-def norm(x, module):
-    return layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
 
 
 def attention(x, layer, mask=None):

@@ -106,8 +106,7 @@ def test_gradients_on_a_gpu(pattern):
     for function in (flex_pattern_attention, pattern_attention_reference):
         o = function(*operands, pattern=pattern, is_causal=True)
         results.append([o, *torch.autograd.grad(o, operands, draw(*o.shape, seed=9).float().cuda())])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=0)
+    torch.testing.assert_close(*results, atol=2e-2, rtol=0)
 
 
 @compiles

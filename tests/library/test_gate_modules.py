@@ -53,8 +53,7 @@ def test_formula(kind):
             parameter += draw(*parameter.shape, seed=i + 1) / 4
     wanted, upstream = [x, *gate.parameters()], draw(2, 3, 5, *([4] if kind is ChannelDecay else []), seed=9)
     results = [[y, *torch.autograd.grad(y, wanted, upstream)] for y in (gate(x), by_formula(gate, x))]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", GATES)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from gradients import step
 from refusals import refusals, refuses
 from seeded import draw
 
@@ -27,13 +28,6 @@ SPLITS = [
 
 def layer(heads=SPLIT, *, dtype=torch.float64, **kwargs):
     return HybridAttention(WIDTH, H, heads=heads, generator=torch.Generator().manual_seed(1), dtype=dtype, **kwargs)
-
-
-def step(module, x, **kwargs):
-    """The output and all gradients."""
-    leaf = x.clone().requires_grad_()
-    y = module(leaf, **kwargs)
-    return [y, *torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))]
 
 
 @FORMS

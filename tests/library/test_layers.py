@@ -83,8 +83,8 @@ def test_heads_by_the_definition(projection, heads, width, shared):
     leaves = [x, *one.parameters()]
     got = one(x, is_causal=True)
     torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)  # sums of up to 48 products of size 1
-    for a, b in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (got, expected)), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+    gradients = [torch.autograd.grad(y, leaves, upstream) for y in (got, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-11, rtol=1e-11)
     torch.testing.assert_close(to_standard(one)(x, is_causal=True), got, atol=1e-11, rtol=1e-11)
     if (heads, width, shared) == (4, 4, 4):
         mask = torch.ones(7, 7, dtype=torch.bool).triu(1)

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 from extent import some
+from piecewise import ways
 from refusals import refuses
 from seeded import draw
 
@@ -102,11 +103,6 @@ EXTREMES = {
     "minus ones": lambda q, k, v: (-torch.ones_like(q), -torch.ones_like(k), v),
 }
 HARMLESS = ["tiny", "no queries", "no keys", "nothing", "ones", "minus ones"]  # no mechanism may refuse these
-
-
-def ways(mechanism):
-    """The values of `is_causal` that are served."""
-    return [way for way, served in ((False, mechanism.bidirectional), (True, mechanism.causal)) if served]
 
 
 def called(mechanism):

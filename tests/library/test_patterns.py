@@ -209,8 +209,7 @@ def compare(leaves, **kwargs):
         o, carried = function(*leaves, return_state=True, **kwargs)
         gradients = torch.autograd.grad(o, [*leaves, *state], draw(*o.shape, seed=9).to(o.dtype))
         results.append([o, *carried, *gradients])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    torch.testing.assert_close(*results, **TOLERANCE)
     return results[0][0]
 
 

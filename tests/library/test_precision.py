@@ -107,5 +107,4 @@ def test_operands_in_any_layout(name, layout):
             leaves = [each.detach().requires_grad_() for each in x]
             o = f(*leaves, is_causal=causal(name))
             results.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(*results, atol=1e-4, rtol=1e-3)

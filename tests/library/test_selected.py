@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 import test_properties as general
 import torch
+from piecewise import ways
 from refusals import refuses
 from seeded import draw
-from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv, ways
+from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv
 
 from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
@@ -70,8 +71,7 @@ def compare(m, leaves, **kwargs):
         inputs = [x.clone().requires_grad_() for x in leaves]
         o = m.form(form)(*inputs, **kwargs)
         results.append([o, *torch.autograd.grad(o, inputs, draw(*o.shape, seed=9))])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    torch.testing.assert_close(*results, **TOLERANCE)
     return results[0][0].detach()
 
 

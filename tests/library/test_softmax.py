@@ -34,12 +34,7 @@ def with_gradients(form, leaves, **kwargs):
 
 
 def assert_same(call, leaves, **kwargs):
-    for one, other in zip(
-        with_gradients(call, leaves, **kwargs),
-        with_gradients(softmax_attention_reference, leaves, **kwargs),
-        strict=True,
-    ):
-        close(one, other)
+    close(*(with_gradients(form, leaves, **kwargs) for form in (call, softmax_attention_reference)))
 
 
 CASES = {

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from gradients import step
 from refusals import refusals
 from seeded import draw
 
@@ -35,13 +36,6 @@ def pair(projection="structured-stopped", *, dtype=torch.float64, form="fast", *
     return one, other
 
 
-def step(module, x, **kwargs):
-    """The output and all gradients."""
-    leaf = x.clone().requires_grad_()
-    y = module(leaf, **kwargs)
-    return [y, *torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))]
-
-
 def holes():
     """A mask of pairs in which a token attends to nothing, and another is attended to by none."""
     mask = draw(B, H, N, N, seed=3) > -0.5
@@ -68,16 +62,14 @@ def test_as_by_autograd(projection, causal, mask, form):
     for kwargs in ({}, {"bias": True, "num_kv_heads": 2}, {"num_kv_heads": 1}, {"head_dim": 4}):
         one, other = pair(projection, form=form, **kwargs)
         found, expected = (step(m, draw(B, N, WIDTH), attn_mask=MASKS[mask], is_causal=causal) for m in (one, other))
-        for a, b in zip(found, expected, strict=True):
-            close(a, b)
+        close(found, expected)
 
 
 def test_what_needs_no_gradient():
     """Into x none is made where it needs none; where nothing needs one, nothing is kept."""
     one, other = pair()
     x, upstream = draw(B, N, WIDTH), draw(B, N, WIDTH, seed=9)
-    for a, b in zip(*(torch.autograd.grad(m(x), [*m.parameters()], upstream) for m in (one, other)), strict=True):
-        close(a, b)
+    close(*(torch.autograd.grad(m(x), [*m.parameters()], upstream) for m in (one, other)))
     one.requires_grad_(False)
     with saved_bytes() as kept:
         assert not one(x).requires_grad

@@ -6,13 +6,11 @@ from itertools import product
 import pytest
 import torch
 from refusals import refusals
-from seeded import draw
+from seeded import SIGMAS, draw
 from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, every_case, layer
 from torch.nn.functional import linear
 
 from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, Random, Seen, SynthesizerAttention
-
-SIGMAS = 4.42  # two-sided 1e-5
 
 
 def positions(source, x, b, h, i, j):
@@ -90,11 +88,11 @@ def test_formula(case, length, masking):
         kwargs["is_causal"] = True
         allowed = allowed.tril()
     d_out = draw(2, length, D, seed=4)
-    results = []
-    for y in (module(x, **kwargs), by_loops(module, x, allowed)):
-        results.append([y, *torch.autograd.grad(y, [x, *module.parameters()], d_out, materialize_grads=True)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    results = [
+        [y, *torch.autograd.grad(y, [x, *module.parameters()], d_out, materialize_grads=True)]
+        for y in (module(x, **kwargs), by_loops(module, x, allowed))
+    ]
+    torch.testing.assert_close(*results, **TOLERANCE)
 
 
 @every_case

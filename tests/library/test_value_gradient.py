@@ -58,8 +58,7 @@ def assert_same(*given, close=close, **kwargs):
     found, expected = (
         results(form, *given, **kwargs) for form in (value_gradient_attention, value_gradient_attention_reference)
     )
-    for a, b in zip(found, expected, strict=True):
-        close(a, b)
+    close(found, expected)
 
 
 def holes(N, M, lead=(2, 3)):

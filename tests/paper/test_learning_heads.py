@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from seeded import SIGMAS
+from gradients import step
+from seeded import SIGMAS, draw, generator
 
 from ortho import MultiheadAttention
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
@@ -27,26 +28,10 @@ close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 B, N, D, H, K = 2, 9, 24, 4, 6
 
 
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def generator(seed=1):
-    return torch.Generator().manual_seed(seed)
-
-
-def results(module, x, **kwargs):
-    """The output, then all gradients, that of x first."""
-    leaf = x.clone().requires_grad_()
-    y = module(leaf, **kwargs)
-    gradients = torch.autograd.grad(y, [leaf, *module.parameters()], draw(*y.shape, seed=9).to(y.dtype))
-    return [y.detach(), *gradients]
-
-
 def pair(**kwargs):
     """A stopped rotary layer, and one that leaves its gradient to autograd, with the same weights."""
     kwargs = {"projection": "stopped", "dtype": torch.float64, **kwargs}
-    one = StoppedRotaryAttention(D, H, generator=generator(), **kwargs)
+    one = StoppedRotaryAttention(D, H, generator=generator(1), **kwargs)
     other = MultiheadAttention(D, H, attention="rotary", **kwargs)
     other.load_state_dict(one.state_dict())
     return one, other
@@ -62,9 +47,8 @@ def test_stopped_rotary_is_rotary(length, causal, form):
     for kwargs in ({}, {"head_dim": 4}, {"head_dim": 5}, {"num_kv_heads": 2, "bias": True}):
         one, other = pair(form=form, **kwargs)
         for mask in masks:
-            of_both = (results(layer, x, attn_mask=mask, is_causal=causal) for layer in (one, other))
-            for found, expected in zip(*of_both, strict=True):
-                close(found, expected)
+            of_both = (step(layer, x, attn_mask=mask, is_causal=causal) for layer in (one, other))
+            close(*of_both)
     plain = MultiheadAttention(D, H, projection="stopped", dtype=torch.float64)
     plain.load_state_dict(pair()[0].state_dict())
     assert torch.allclose(plain(x), pair()[0](x)) is (length == 1)  # rotating has an effect
@@ -88,11 +72,11 @@ def test_stopped_rotary_in_half_precision(autocast):
     is below 1.2 times that of autograd's layer: both round to 8 bits, but some numbers at other places."""
     exact, _ = pair()
     dtype, x = torch.float32 if autocast else torch.bfloat16, draw(B, 40, D)
-    expected, errors = results(exact, x, is_causal=True), []
+    expected, errors = step(exact, x, is_causal=True), []
     for layer in pair(dtype=dtype):
         layer.load_state_dict({name: value.to(dtype) for name, value in exact.state_dict().items()})
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            found = results(layer, x.to(dtype), is_causal=True)
+            found = step(layer, x.to(dtype), is_causal=True)
         errors.append([float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True)])
     for ours, theirs in zip(*errors, strict=True):
         assert 0 < ours < 1.2 * theirs < 0.1
@@ -101,10 +85,9 @@ def test_stopped_rotary_in_half_precision(autocast):
 def test_temperature():
     """At first it is the frozen projection; then each head's logits are multiplied by its own trained factor."""
     kwargs = {"dtype": torch.float64, "num_kv_heads": 2}
-    made, frozen = (make(D, H, generator=generator(), **kwargs) for make in (TemperatureProjection, FrozenProjection))
+    made, frozen = (make(D, H, generator=generator(1), **kwargs) for make in (TemperatureProjection, FrozenProjection))
     x, other = draw(B, N, D), draw(B, 5, D, seed=1)
-    for ours, theirs in zip(made(x, other), frozen(x, other), strict=True):
-        close(ours, theirs, atol=0, rtol=0)
+    close(made(x, other), frozen(x, other), atol=0, rtol=0)
     assert {name for name, _ in made.named_parameters()} == {"log_scale"}
     factors = torch.tensor([1.0, 0.5, 2.0, 4.0], dtype=torch.float64)
     with torch.no_grad():
@@ -123,13 +106,12 @@ def test_temperature():
 
 def test_tied():
     """W_K = W_Q: output and gradients are those of a frozen layer with that matrix; a context has keys of its own."""
-    tied = MultiheadAttention(D, H, projection=TiedProjection, generator=generator(), dtype=torch.float64)
+    tied = MultiheadAttention(D, H, projection=TiedProjection, generator=generator(1), dtype=torch.float64)
     plain = MultiheadAttention(D, H, projection="frozen", dtype=torch.float64)
     plain.load_state_dict(tied.state_dict())
     assert torch.equal(plain.projection.weight_q, plain.projection.weight_k)
     x, context = draw(B, N, D), draw(B, 5, D, seed=1)
-    for found, expected in zip(*(results(layer, x, is_causal=True) for layer in (tied, plain)), strict=True):
-        close(found, expected)
+    close(*(step(layer, x, is_causal=True) for layer in (tied, plain)))
     close(tied(x, context), plain(x, context))
     q, k = tied.projection(x)
     assert q is k
@@ -138,14 +120,14 @@ def test_tied():
 @pytest.mark.parametrize("of", ["learned", "frozen", "stopped"])
 def test_low_rank(of):
     """Each head's part has the given rank and the mean square of a full one; all parts of queries and keys differ."""
-    made = low_rank(D, H, of=of, rank=2, generator=generator(), dtype=torch.float64)
+    made = low_rank(D, H, of=of, rank=2, generator=generator(1), dtype=torch.float64)
     assert isinstance(made, LearnedProjection if of == "learned" else FrozenProjection)
     assert getattr(made, "stop_gradient", False) is (of == "stopped")
     parts = [*made.weight_q.detach().split(K), *made.weight_k.detach().split(K)]
     assert all(int(torch.linalg.matrix_rank(part)) == 2 for part in parts)
     assert all(a is b or not torch.allclose(a, b) for a in parts for b in parts)
     close(torch.stack([part.square().sum() for part in parts]), torch.full((2 * H,), float(K), dtype=torch.float64))
-    again = low_rank(D, H, of=of, rank=2, generator=generator(), dtype=torch.float64)
+    again = low_rank(D, H, of=of, rank=2, generator=generator(1), dtype=torch.float64)
     assert torch.equal(made.weight_k, again.weight_k)
 
 
@@ -163,7 +145,7 @@ def test_low_rank_logits_are_as_large_as_full_ones():
 
 @pytest.mark.parametrize("of", ["learned", "frozen", "stopped"])
 def test_scaled(of):
-    made, plain = (make(D, H, generator=generator()) for make in (partial(scaled, of=of, factor=4.0), PROJECTIONS[of]))
+    made, plain = (make(D, H, generator=generator(1)) for make in (partial(scaled, of=of, factor=4.0), PROJECTIONS[of]))
     for name in ("weight_q", "weight_k"):
         assert torch.equal(getattr(made, name), 4 * getattr(plain, name))
     assert getattr(made, "stop_gradient", False) is (of == "stopped")
@@ -172,8 +154,8 @@ def test_scaled(of):
 def test_window():
     """Heads with a width of their own are the mechanism 'window' at the same width, and see less at a smaller one."""
     x = draw(1, 300, D)
-    named = MultiheadAttention(D, H, attention="window", generator=generator(), dtype=torch.float64)
-    wide, narrow = (window_heads(D, H, width=w, generator=generator(), dtype=torch.float64) for w in (256, 3))
+    named = MultiheadAttention(D, H, attention="window", generator=generator(1), dtype=torch.float64)
+    wide, narrow = (window_heads(D, H, width=w, generator=generator(1), dtype=torch.float64) for w in (256, 3))
     close(wide(x, is_causal=True), named(x, is_causal=True))
     close(narrow(x, is_causal=True)[:, 3:4], narrow(x[:, 1:4], is_causal=True)[:, 2:])
     assert not torch.allclose(narrow(x, is_causal=True), wide(x, is_causal=True))

@@ -1,0 +1,12 @@
+"""What a module computes, and the gradients that flow back through it."""
+
+import torch
+from seeded import draw
+
+
+def step(module, x, upstream=None, **kwargs):
+    """The output, then the gradients of x and of every parameter, for an upstream gradient that is fixed by default."""
+    leaf = x.clone().requires_grad_()
+    y = module(leaf, **kwargs)
+    upstream = draw(*y.shape, seed=9).to(y.dtype) if upstream is None else upstream
+    return [y.detach(), *torch.autograd.grad(y, [leaf, *module.parameters()], upstream, materialize_grads=True)]
