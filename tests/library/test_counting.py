@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from refusals import refusals
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -236,17 +237,14 @@ def test_a_memory_for_all():
     assert rows_first(N, d, 3 * N * d) == Traffic(3 * N * d, N * (d + 1))
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
+@refusals(
     [
         (lambda: columns_first(4, 8, 31), "M: expected room for four rows of 8 numbers, got 31"),
         (lambda: rows_first(4, 8, 34), "M: expected room for a query and a key of 8 numbers, at least 35, got 34"),
     ],
 )
-def test_memories_that_are_too_small(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_memories_that_are_too_small(refused):
+    refused()
 
 
 def test_index_arithmetic_is_free_where_it_is_declared():

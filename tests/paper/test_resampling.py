@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from refusals import refusals
 from scipy import optimize
 from seeded import SIGMAS, generator
 
@@ -155,9 +156,7 @@ def test_a_seed_that_changes_both_arms_changes_nothing():
     assert paired_difference(list(a + seeds), list(b + seeds)) == paired_difference(list(a), list(b))
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "message"),
+@refusals(
     [
         (lambda: paired_difference([1, 2], [1]), r"a, b: expected the same shape \(seeds,\) .*, got \(2,\), \(1,\)"),
         (lambda: paired_difference([1], [1]), r"two seeds at least, got \(1,\), \(1,\)"),
@@ -169,6 +168,5 @@ def test_a_seed_that_changes_both_arms_changes_nothing():
         (lambda: resamples(0), "n: expected an integer of at least 1, got 0"),
     ],
 )
-def test_bad_input_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_bad_input_is_named(refused):
+    refused()
