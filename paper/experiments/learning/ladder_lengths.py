@@ -1,11 +1,13 @@
 """The ladder's models with windows of 256 to 2,048 bytes: a text repeats itself the more often, the more is seen of it.
 
 Every step draws as many bytes, whatever a window's length, and every model is tested on nearly the same bytes. The
-rates are those that the ladder chose for twice as much text, in windows of the text's own length.
+rates are those that the ladder chose for twice as much text, in windows of the text's own length. Learned heads, the
+rival, have twice and four times that rate as well; the best of the three counts, length by length.
 """
 
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterable, Sequence
+from itertools import groupby, product
+from statistics import mean
 
 from ortho._checks import one_of, positive_int
 from paper.experiments.engine.records import Case, Record, pooled
@@ -18,6 +20,7 @@ BYTES = 2048  # of a step, twice as many as the ladder's
 BUDGET = 4
 ARMS = {RIVAL: "ladder", SELECTIVE: "ladder-selective"}  # and where their rates were chosen
 SEEDS = ladder.SEEDS[2:]
+TIMES = {RIVAL: (1, 2, 4), SELECTIVE: (1,)}  # the rate chosen there
 
 run, short, work, line = ladder.run, ladder.short, ladder.work, ladder.line
 
@@ -40,13 +43,30 @@ def cases(device: str) -> list[Case]:
         for arm, experiment in ARMS.items():
             rate = rates.chosen(experiment, ladder.case(text, arm, budget=ladder.LONG, device=device))
             if rate is not None:
-                found.append(case(text, arm, N, seed=seed, rate=rate, device=device))
+                found += [case(text, arm, N, seed=seed, rate=times * rate, device=device) for times in TIMES[arm]]
     return found
+
+
+def best(records: Iterable[Record], text: str, arm: str, N: int, budget: int = BUDGET) -> list[Record]:
+    """The runs of an arm at the rate of the fewest bits on the validation part, of the rates that most seeds have."""
+
+    def rate(record: Record) -> float:
+        return float(record["configuration"]["rate"])
+
+    wanted = {"text": text, "arm": arm, "N": N}
+    own = sorted((one for one in records if wanted.items() <= one["configuration"].items()), key=rate)
+    groups = [list(group) for _, group in groupby(own, key=rate)]
+    most = max(map(len, groups), default=0)
+
+    def bits(group: Sequence[Record]) -> float:
+        return mean(mean(one["repetitions"][f"{budget} x"]["validation_bits"]) for one in group)
+
+    return min((group for group in groups if len(group) == most), key=bits, default=[])
 
 
 def compared(records: Sequence[Record], text: str, N: int, budget: int = BUDGET) -> Tested | None:
     """Selective heads' bits a byte less learned heads', both with windows of N bytes; None of fewer than two seeds."""
-    own = [record for record in records if record["configuration"]["N"] == N]
+    own = [record for arm in ARMS for record in best(records, text, arm, N, budget)]
     return ladder_analysis.compared(own, text, SELECTIVE, budget)
 
 
