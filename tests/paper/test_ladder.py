@@ -172,7 +172,9 @@ def test_a_difference():
 
 def record(arm, seed, bits, text="python", budget=16, **sizes):
     configuration = ladder.case(text, arm, seed=seed, budget=budget, **sizes)
-    parts = {f"{n} x": {"test_bits": [bits + 0.001 * i for i in range(4)]} for n in (1, budget)}
+    parts = {
+        f"{n} x": {"test_bits": [bits + 0.001 * i for i in range(4)], "validation_bits": [bits]} for n in (1, budget)
+    }
     looks = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
     return {
         "experiment": "ladder",
@@ -242,7 +244,8 @@ def test_runs_that_count():
 
 
 def test_lengths(monkeypatch):
-    """Every step draws as many bytes and every test has nearly as many; each length is compared on its own."""
+    """Every step draws as many bytes and every test has nearly as many; each length is compared on its own, with the
+    rival's best rate of those that all seeds have."""
     assert all(case["arm"] in ladder_lengths.ARMS for case in ladder_lengths.cases("cpu"))
     monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
     found = ladder_lengths.cases("cpu")
@@ -251,13 +254,19 @@ def test_lengths(monkeypatch):
     tested = [case["tested"] * case["N"] for case in found]
     assert max(tested) - min(tested) < max(ladder_lengths.LENGTHS)
     means = {(256, "learned"): 2.0, (512, "learned"): 1.9, (256, SELECTIVE): 1.8, (512, SELECTIVE): 1.85}
+    sizes = {"budget": ladder_lengths.BUDGET, "H": 4}
     records = [
-        record(arm, seed, bits + (arm == SELECTIVE) * 0.001 * (seed - 4), budget=ladder_lengths.BUDGET, N=N, H=4)
+        record(arm, seed, bits + (arm == SELECTIVE) * 0.001 * (seed - 4), N=N, rate=0.004, **sizes)
         for (N, arm), bits in means.items()
         for seed in (3, 4, 5)
     ]
+    records += [record("learned", seed, 2.1, N=512, rate=0.008, **sizes) for seed in (3, 4, 5)]
+    records += [record("learned", seed, 1.7, N=256, rate=0.008, **sizes) for seed in (3, 4)]
     for N, wanted in ((256, -0.2), (512, -0.05)):
         assert ladder_lengths.compared(records, "python", N).mean == pytest.approx(wanted)
+    records.append(record("learned", 5, 1.7, N=256, rate=0.008, **sizes))
+    for N, wanted in ((256, 0.1), (512, -0.05)):
+        assert ladder_lengths.compared(records, "python", N).mean == pytest.approx(wanted)
     said = ladder_lengths.table(records)
-    assert "python   N = 256   -0.2000" in said and "N = 1024" not in said
+    assert "python   N = 256   +0.1000" in said and "N = 1024" not in said
     assert ladder_lengths.label(found[0]).endswith("N=2048")
