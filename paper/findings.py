@@ -24,7 +24,7 @@ from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import read, show
 from paper.claims.outcomes import BITS_A_BYTE
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import analysis, ladder, ladder_analysis, language
+from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_lengths, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
@@ -417,7 +417,8 @@ def longer_budgets() -> Values:
         return {}
     shown = [held for _, held in ladder_analysis.judged(records).values()]
     counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
-    return _compared(found) | _at_last(records, arms) | _selective(records) | counts | _step_of_induction()
+    selective = _selective(records) | _by_length()
+    return _compared(found) | _at_last(records, arms) | selective | counts | _step_of_induction()
 
 
 def _step_of_induction() -> Values:
@@ -460,6 +461,22 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
     return {f"ladder_last_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
         "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
+    }
+
+
+def _by_length() -> Values:
+    """The lead of selective heads on program sources in the shortest and in the longest windows; AssertionError unless
+    it grows with them."""
+    records = ladder_analysis.standing(experiments.load("ladder-lengths"))
+    ends = {"shortest": min(ladder_lengths.LENGTHS), "longest": max(ladder_lengths.LENGTHS)}
+    found = {end: ladder_lengths.compared(records, "python", N) for end, N in ends.items()}
+    known = {end: one for end, one in found.items() if one is not None}
+    if known.keys() != found.keys():
+        return {}
+    assert known["longest"].interval[1] < known["shortest"].interval[0]
+    return {f"ladder_{end}_lead": _signed(one.mean, one.interval) for end, one in known.items()} | {
+        **{f"ladder_{end}_window": f"{N:,}" for end, N in ends.items()},
+        "ladder_windows_bytes": f"{ladder_lengths.BUDGET * ladder.BASE * ladder_lengths.BYTES:,}",
     }
 
 
