@@ -184,6 +184,14 @@ def test_provenance_of_records_without_a_commit():
     assert (rows["measured on"], rows["cases"]) == ("2026-01-02", "2")
 
 
+def test_the_table_of_provenance_has_a_column_for_each_device_or_says_that_there_is_none():
+    head, *lines = repr(measured.provenance_table([record(), record(device="cpu-b")])).splitlines()
+    assert head.split() == ["`cpu-a`", "`cpu-b`"]
+    assert lines[-1].split() == ["cases", "1", "1"]
+    assert repr(measured.provenance_table([])) == measured.NO_TIMES
+    assert repr(measured.provenance_table([], "Nothing.")) == "Nothing."
+
+
 def test_verdicts_without_any_record(stored):
     assert measured.parts_of_a_step().verdict == REFUTED
     assert measured.inference().verdict == UNTESTABLE

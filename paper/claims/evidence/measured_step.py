@@ -19,6 +19,7 @@ from ortho.layers.multihead import MultiheadAttention
 from paper import experiments
 from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
+from paper.claims.report import Shown, table
 from paper.claims.rules import agrees, all_of, counted, effect, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
@@ -32,6 +33,8 @@ RATIOS = {"forward": 1.0, "backward": 0.5, "optimiser": 0.5}  # the source's, OR
 NEAR = 0.05
 LONG = 4  # "N >> d": at least this many times d
 GAIN = (0.0, 5.0)  # the source's, inference, per cent
+
+NO_TIMES = "There is no record of it yet, so that this page gives no times."
 
 
 def main_setting(records: Iterable[Record], scope: str, d_model: int = 768) -> list[Record]:
@@ -83,6 +86,13 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """(what, one cell a device) for the records of an experiment: where, when and with what they were measured."""
     columns = [_cells(group) for group in experiments.by_device(records).values()]
     return [(what, *(cells[what] for cells in columns)) for what in columns[0]] if columns else []
+
+
+def provenance_table(records: Sequence[Record], none: str = NO_TIMES) -> Shown:
+    """The same as a table, a column for each device; without records, the sentence `none`."""
+    if not records:
+        return Shown(none, none)
+    return table(provenance(records), ("", *(f"`{device}`" for device in experiments.by_device(records))))
 
 
 def _cells(records: Sequence[Record]) -> dict[str, str]:
