@@ -1,6 +1,6 @@
 """One look for all figures: readable in print, safe for colour-blind readers, the same bytes on every run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho._checks import one_of
 
-__all__ = ["COLOURS", "LABELS", "LOOKS", "figure", "powers_of_two", "style", "use"]
+__all__ = ["COLOURS", "LABELS", "LOOKS", "error_bars", "figure", "powers_of_two", "style", "use"]
 
 # Okabe & Ito's palette (2008), distinguishable with any colour vision. Variants that usually meet in a figure differ in
 # colour and in marker, so that it survives a grey printer too; others may share a look. A figure may use its own looks.
@@ -122,6 +122,21 @@ def style(name: str) -> dict[str, Any]:
     """
     look = LOOKS[one_of("name", name, LOOKS)]
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dashes, "label": LABELS[name]}
+
+
+def error_bars(
+    axis: Axes, places: Sequence[float], spreads: Sequence[Sequence[float]], *, sideways: bool = False, **look: Any
+) -> None:
+    """Draw a point at each place with a bar from the low to the high end of its spread (low, middle, high).
+
+    If `sideways`, the places are on the y axis. `look` goes to `errorbar`.
+    """
+    middle = [m for _, m, _ in spreads]
+    reach = [m - low for low, m, _ in spreads], [high - m for _, m, high in spreads]
+    if sideways:
+        axis.errorbar(middle, places, xerr=reach, **look)
+    else:
+        axis.errorbar(places, middle, yerr=reach, **look)
 
 
 def powers_of_two(axis: Axes, values: Iterable[float]) -> None:

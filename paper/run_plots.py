@@ -58,11 +58,9 @@ def differences(ax: Axes, found: Mapping[str, Judged], rule: Decision, *, arms: 
         rows = [(arms.index(arm), one.difference) for arm, one in found.items() if one.outcome == outcome]
         if rows:
             places = [place for place, _ in rows]
-            means = [difference.mean for _, difference in rows]
-            low = [difference.mean - difference.interval[0] for _, difference in rows]
-            high = [difference.interval[1] - difference.mean for _, difference in rows]
+            spreads = [(low, mean, high) for _, (mean, (low, high)) in rows]
             look: dict[str, Any] = {"color": colour, "markersize": 4.5, "elinewidth": 1.2, "capsize": 2}
-            ax.errorbar(means, places, xerr=(low, high), fmt=marker, label=outcome, **look)
+            plots.error_bars(ax, places, spreads, sideways=True, fmt=marker, label=outcome, **look)
     _rows(ax, arms)
 
 

@@ -36,6 +36,18 @@ def test_ticks_are_the_sizes():
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "1,024"]
 
 
+@pytest.mark.parametrize(("sideways", "along"), [(False, 1), (True, 0)])
+def test_bars_reach_from_the_low_end_to_the_high_end(sideways, along):
+    axis = plots.figure()[1]
+    plots.error_bars(axis, [10, 20], [(1, 2, 4), (5, 5, 8)], sideways=sideways, linestyle="none", label="both")
+    (bars,) = axis.containers
+    points, _, (lines,) = bars
+    assert bars.get_label() == "both"
+    assert list(points.get_xydata()[:, along]) == [2, 5]
+    assert list(points.get_xydata()[:, 1 - along]) == [10, 20]
+    assert [list(ends[:, along]) for ends in lines.get_segments()] == [[1, 4], [5, 8]]
+
+
 def test_variants_are_told_apart_without_colour():
     variants = ("learned", "frozen", "stopped", "source")
     styles = [plots.style(name) for name in variants]
