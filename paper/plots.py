@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho._checks import one_of
 
-__all__ = ["COLOURS", "LABELS", "LOOKS", "error_bars", "figure", "powers_of_two", "style", "use"]
+__all__ = ["COLOURS", "LABELS", "LOOKS", "error_bars", "figure", "grid", "powers_of_two", "style", "use"]
 
 # Okabe & Ito's palette (2008), distinguishable with any colour vision. Variants that usually meet in a figure differ in
 # colour and in marker, so that it survives a grey printer too; others may share a look. A figure may use its own looks.
@@ -113,6 +113,16 @@ def figure(columns: int = 1, *, height: float = 3.8, share_y: bool = False) -> t
     """A figure of full text width with `columns` axes side by side; returns (figure, axes)."""
     use_size = (7.0, height) if columns < 3 else (9.0, height)
     return plt.subplots(1, columns, figsize=use_size, sharey=share_y)
+
+
+def grid(
+    rows: int, height: float, *, columns: int = 2, more: float = 0.0, width: float = 7.0, **shared: Any
+) -> tuple[Figure, Any]:
+    """A figure of `rows` rows of axes, each `height` inches high, with `more` inches in all for legends and labels.
+
+    Returns (figure, axes); the axes are an array (rows, columns) even of one row. `shared` says which share an axis.
+    """
+    return plt.subplots(rows, columns, figsize=(width, more + height * rows), squeeze=False, **shared)
 
 
 def style(name: str) -> dict[str, Any]:

@@ -36,6 +36,14 @@ def test_ticks_are_the_sizes():
     assert [text.get_text() for text in axis.get_xticklabels()] == ["128", "1,024"]
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_grid_has_rows_of_one_height(rows):
+    figure, axes = plots.grid(rows, 2.5, columns=2, more=0.5, sharey="row")
+    assert list(figure.get_size_inches()) == [7, 0.5 + 2.5 * rows]
+    assert axes.shape == (rows, 2)
+    assert all(left.get_shared_y_axes().joined(left, right) for left, right in axes)
+
+
 @pytest.mark.parametrize(("sideways", "along"), [(False, 1), (True, 0)])
 def test_bars_reach_from_the_low_end_to_the_high_end(sideways, along):
     axis = plots.figure()[1]
