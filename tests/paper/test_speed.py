@@ -434,4 +434,5 @@ def test_ratios_are_quartiles_within_repetitions():
     assert analysis.ratio([3.0, 8.0, 5.0], [2.0, 4.0, 5.0]) == (1.25, 1.5, 1.75)
     assert analysis.spread((1.25, 1.5, 1.75), 1) == "1.5 [1.2, 1.8]"
     assert analysis.spread(None) == "-"
+    assert analysis.spelt((-0.001, 1.5, 1.75)) == "1.50 (0.00 to 1.75)"
     assert PASSES == ("forward", "backward")
