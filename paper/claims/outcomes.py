@@ -37,6 +37,11 @@ class Unit(NamedTuple):
         """A difference in this unit with its sign, as text."""
         return f"{self.told(stored):+.{self.digits}f}"
 
+    def spelt(self, mean: float, interval: Interval) -> str:
+        """A mean difference with its interval in this unit, as text: 'mean (low to high)', with signs."""
+        low, high = map(self.signed, interval)
+        return f"{self.signed(mean)} ({low} to {high})"
+
 
 BITS_A_BYTE = Unit("bits a byte")
 

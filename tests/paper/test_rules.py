@@ -320,6 +320,8 @@ def test_intervals_are_rounded_outward(ends, wider):
 def test_differences_are_reported_in_their_unit(unit, interval, shown):
     assert tuple(map(str, unit.interval(interval))) == shown
     assert (unit.signed(-0.0126), unit.signed(inf)) == (f"{-0.0126 * unit.scale:+.{unit.digits}f}", "+inf")
+    low, high = map(unit.signed, interval)
+    assert unit.spelt(-0.0126, interval) == f"{unit.signed(-0.0126)} ({low} to {high})"
 
 
 @refusals(
