@@ -28,7 +28,7 @@ from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
-from paper.experiments.statistics import Decision, Interval
+from paper.experiments.statistics import Decision
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
@@ -444,7 +444,7 @@ def _compared(found: Mapping[str, Any]) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
-    return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in found.items()} | {
+    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()} | {
         "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
@@ -458,7 +458,7 @@ def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
     if known.keys() != found.keys():
         return {}
     assert known["induction"].interval[1] > 0
-    return {f"ladder_last_{short}": _signed(one.mean, one.interval) for short, one in known.items()} | {
+    return {f"ladder_last_{short}": BITS_A_BYTE.spelt(one.mean, one.interval) for short, one in known.items()} | {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
         "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
     }
@@ -510,7 +510,7 @@ def _selective(records: Sequence[Record]) -> Values:
     assert known["selective_short"].mean < known["induction_short"].mean
     assert known["beside"].mean < known["selective"].mean
     assert known["beside_last"].mean < 0
-    return {f"ladder_{name}": _signed(one.mean, one.interval) for name, one in known.items()} | {
+    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in known.items()} | {
         "ladder_short_bytes": _bytes_seen(ladder.TUNED),
         "ladder_selective_seeds": numbers(len(one.seeds) for one in known.values()),
     }
@@ -586,13 +586,7 @@ def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
 
 def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
     """What an arm takes more than another, with its interval."""
-    return _signed(*_judged(runs[arm], runs[other]).difference)
-
-
-def _signed(mean: float, interval: Interval) -> str:
-    """A difference with its interval."""
-    low, high = interval
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    return BITS_A_BYTE.spelt(*_judged(runs[arm], runs[other]).difference)
 
 
 def _kept(runs: Mapping[str, Runs]) -> float:
