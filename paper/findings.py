@@ -474,7 +474,7 @@ def _by_length() -> Values:
     if known.keys() != found.keys():
         return {}
     assert known["longest"].interval[1] < known["shortest"].interval[0]
-    return {f"ladder_{end}_lead": _signed(one.mean, one.interval) for end, one in known.items()} | {
+    return {f"ladder_{end}_lead": BITS_A_BYTE.spelt(one.mean, one.interval) for end, one in known.items()} | {
         **{f"ladder_{end}_window": f"{N:,}" for end, N in ends.items()},
         "ladder_windows_bytes": f"{ladder_lengths.BUDGET * ladder.BASE * ladder_lengths.BYTES:,}",
     }
