@@ -37,7 +37,7 @@ class Unit(NamedTuple):
         """A difference in this unit with its sign, as text."""
         return f"{self.told(stored):+.{self.digits}f}"
 
-    def spelt(self, mean: float, interval: Interval) -> str:
+    def spelt(self, mean: float, interval: tuple[float, float]) -> str:
         """A mean difference with its interval in this unit, as text: 'mean (low to high)', with signs."""
         low, high = map(self.signed, interval)
         return f"{self.signed(mean)} ({low} to {high})"
