@@ -286,7 +286,7 @@ def test_transformers_is_asked_for(monkeypatch):
 
     class Named(nn.Module):
         def forward(self, hidden_states):
-            attention_interface = ALL_ATTENTION_FUNCTIONS
+            attention_interface = ALL_ATTENTION_FUNCTIONS  # noqa: F821 (never called)
             return attention_interface(self, hidden_states)
 
     named = Named()
