@@ -48,18 +48,21 @@ def cases(device: str) -> list[Case]:
 
 
 def best(records: Iterable[Record], text: str, arm: str, N: int, budget: int = BUDGET) -> list[Record]:
-    """The runs of an arm at the rate of the fewest bits on the validation part, of the rates that most seeds have."""
+    """The runs of an arm at the rate of the fewest bits on the validation part, of the rates that most seeds have.
+
+    Runs that do not pass the budget are left out.
+    """
 
     def rate(record: Record) -> float:
         return float(record["configuration"]["rate"])
 
-    wanted = {"text": text, "arm": arm, "N": N}
-    own = sorted((one for one in records if wanted.items() <= one["configuration"].items()), key=rate)
-    groups = [list(group) for _, group in groupby(own, key=rate)]
+    at, wanted = f"{budget} x", {"text": text, "arm": arm, "N": N}
+    passed = (one for one in records if at in one["repetitions"] and wanted.items() <= one["configuration"].items())
+    groups = [list(group) for _, group in groupby(sorted(passed, key=rate), key=rate)]
     most = max(map(len, groups), default=0)
 
     def bits(group: Sequence[Record]) -> float:
-        return mean(mean(one["repetitions"][f"{budget} x"]["validation_bits"]) for one in group)
+        return mean(mean(one["repetitions"][at]["validation_bits"]) for one in group)
 
     return min((group for group in groups if len(group) == most), key=bits, default=[])
 
