@@ -4,9 +4,12 @@ import torch
 from seeded import draw
 
 
-def step(module, x, upstream=None, **kwargs):
-    """The output, then the gradients of x and of every parameter, for an upstream gradient that is fixed by default."""
+def step(module, x, upstream=None, *, unused=False, **kwargs):
+    """The output, then the gradients of x and of every parameter, for an upstream gradient that is fixed by default.
+
+    A parameter that the output does not depend on is an error or, if it may be `unused`, has a gradient of zero.
+    """
     leaf = x.clone().requires_grad_()
     y = module(leaf, **kwargs)
     upstream = draw(*y.shape, seed=9).to(y.dtype) if upstream is None else upstream
-    return [y.detach(), *torch.autograd.grad(y, [leaf, *module.parameters()], upstream, materialize_grads=True)]
+    return [y.detach(), *torch.autograd.grad(y, [leaf, *module.parameters()], upstream, materialize_grads=unused)]
