@@ -26,6 +26,7 @@ from paper.claims.outcomes import BITS_A_BYTE
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_lengths, language
 from paper.experiments.learning.analysis import Judged, Runs
+from paper.experiments.learning.ladder_analysis import Tested
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision
@@ -413,12 +414,13 @@ def longer_budgets() -> Values:
         for name in ladder.TEXTS
         for short, arm in arms.items()
     }
-    if None in found.values():
+    known = _measured(found)
+    if not known:
         return {}
     shown = [held for _, held in ladder_analysis.judged(records).values()]
     counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
     selective = _selective(records) | _by_length()
-    return _compared(found) | _at_last(records, arms) | selective | counts | _step_of_induction()
+    return _compared(known) | _at_last(records, arms) | selective | counts | _step_of_induction()
 
 
 def _step_of_induction() -> Values:
@@ -440,11 +442,22 @@ def numbers(found: Iterable[int]) -> str:
     return str(*each) if len(each) == 1 else f"{min(each)} to {max(each)}"
 
 
-def _compared(found: Mapping[str, Any]) -> Values:
+def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:
+    """The differences; none of them if one is not measured yet."""
+    known = {name: one for name, one in found.items() if one is not None}
+    return known if len(known) == len(found) else {}
+
+
+def _spelt(found: Mapping[str, Tested], prefix: str = "ladder_") -> Values:
+    """Each difference with its interval, under its name after the prefix."""
+    return {f"{prefix}{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()}
+
+
+def _compared(found: Mapping[str, Tested]) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
-    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()} | {
+    return _spelt(found) | {
         "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
@@ -454,11 +467,11 @@ def _compared(found: Mapping[str, Any]) -> Values:
 def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
     """Differences on program sources at the longest budget; AssertionError if heads that retrieve untrained lead."""
     found = {short: ladder_analysis.compared(records, "python", arm, ladder.LONGEST) for short, arm in arms.items()}
-    known = {short: one for short, one in found.items() if one is not None}
-    if known.keys() != found.keys():
+    known = _measured(found)
+    if not known:
         return {}
     assert known["induction"].interval[1] > 0
-    return {f"ladder_last_{short}": BITS_A_BYTE.spelt(one.mean, one.interval) for short, one in known.items()} | {
+    return _spelt(known, "ladder_last_") | {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
         "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
     }
@@ -470,14 +483,13 @@ def _by_length() -> Values:
     records = ladder_analysis.standing(experiments.load("ladder-lengths"))
     ends = {"shortest": min(ladder_lengths.LENGTHS), "longest": max(ladder_lengths.LENGTHS)}
     found = {end: ladder_lengths.compared(records, "python", N) for end, N in ends.items()}
-    known = {end: one for end, one in found.items() if one is not None}
-    if known.keys() != found.keys():
+    known = _measured(found)
+    if not known:
         return {}
     assert known["longest"].interval[1] < known["shortest"].interval[0]
-    return {f"ladder_{end}_lead": BITS_A_BYTE.spelt(one.mean, one.interval) for end, one in known.items()} | {
-        **{f"ladder_{end}_window": f"{N:,}" for end, N in ends.items()},
-        "ladder_windows_bytes": f"{ladder_lengths.BUDGET * ladder.BASE * ladder_lengths.BYTES:,}",
-    }
+    spelt = _spelt({f"{end}_lead": one for end, one in known.items()})
+    windows = {f"ladder_{end}_window": f"{N:,}" for end, N in ends.items()}
+    return spelt | windows | {"ladder_windows_bytes": f"{ladder_lengths.SEEN:,}"}
 
 
 def _selective(records: Sequence[Record]) -> Values:
@@ -500,8 +512,8 @@ def _selective(records: Sequence[Record]) -> Values:
     }
     found = {name: ladder_analysis.compared(every, "python", *pair) for name, pair in wanted.items()}
     found["beside_novels"] = ladder_analysis.compared(every, "novels", ladder_analysis.BESIDE, ladder.LONG)
-    known = {name: one for name, one in found.items() if one is not None}
-    if known.keys() != found.keys():
+    known = _measured(found)
+    if not known:
         return {}
     last = ("selective_last", "wired_last")
     apart = (*last, "beside_last", "beside_novels")
@@ -510,7 +522,7 @@ def _selective(records: Sequence[Record]) -> Values:
     assert known["selective_short"].mean < known["induction_short"].mean
     assert known["beside"].mean < known["selective"].mean
     assert known["beside_last"].mean < 0
-    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in known.items()} | {
+    return _spelt(known) | {
         "ladder_short_bytes": _bytes_seen(ladder.TUNED),
         "ladder_selective_seeds": numbers(len(one.seeds) for one in known.values()),
     }

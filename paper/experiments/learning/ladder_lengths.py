@@ -19,6 +19,7 @@ LENGTHS = (2048, 256, 1024, 512)
 BYTES = 2048  # of a step, twice as many as the ladder's
 BUDGET = 4
 ARMS = {RIVAL: "ladder", SELECTIVE: "ladder-selective"}  # and where their rates were chosen
+SEEN = BUDGET * ladder.BASE * BYTES  # bytes that a model has read in the end
 SEEDS = ladder.SEEDS[2:]
 TIMES = {RIVAL: (1, 2, 4), SELECTIVE: (1,)}  # the rate chosen there
 

@@ -9,7 +9,7 @@ from typing import Any
 from ortho._checks import expect
 from paper.experiments.engine.records import Record, by_device
 from paper.experiments.engine.tables import by_devices
-from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spread
+from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared
 
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
@@ -87,8 +87,7 @@ def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
     """Table cells for a page from rows of `beside_alike`: times as a median with its quartiles."""
     shown = []
     for row in found:
-        low, middle, high = row["ratio_alike"]
-        times, flops = f"{middle:.3f} ({low:.3f} to {high:.3f})", f"{row['flops_alike']:.3f}"
+        times, flops = spelt(row["ratio_alike"], 3), f"{row['flops_alike']:.3f}"
         memory = row["bytes_ratio"] and f"{row['bytes_ratio']:.2f}"
         shown.append((f"`{row['device']}`", row["N"], row["arm"], times, flops, memory))
     return shown
