@@ -273,6 +273,7 @@ def test_arms_are_compared_at_their_best_budgets_and_said_to_have_converged_or_n
 
 
 def test_longer_runs_begin_with_their_rates(monkeypatch):
+    monkeypatch.setattr(rates, "chosen", lambda experiment, case: None)
     assert {case["seed"] for case in translation_budgets.cases("cpu")} == {rates.TUNING}
     monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.005)
     counted = [case for case in translation_budgets.cases("cpu") if case["seed"] != rates.TUNING]
