@@ -3,7 +3,7 @@ seed."""
 
 from math import log
 
-from paper.experiments.learning import images, language, synthetic, translating
+from paper.experiments.learning import images, language, synthetic, translating, translation_budgets
 
 CPU, GPU = "cpu-abacus", "nvidia-h200"
 SEEDS = language.SEEDS
@@ -85,3 +85,26 @@ def real(scores, number=1000, **kwargs):
 
 def made_up(scores, number=500, **kwargs):
     return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
+
+
+def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.SEEDS, device=CPU):
+    """Runs of a translation along budgets; at each, `right` of 20 n-grams of each order are right in each of two parts
+    of the test. Pairs seen take 2 nats a token, those of the test half a nat more."""
+    counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
+    correct = [name for name in counts if name.startswith("right")]
+    told = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
+    looks = [
+        {"budget": 2**i, "step": 2**i, "loss_nats": loss, "test_nats": 2.5, "seen_nats": 2.0}
+        for i, loss in enumerate(losses)
+    ]
+    return [
+        {
+            "experiment": "translation-budgets",
+            "device": device,
+            "configuration": translation_budgets.case(arm, seed, 0.01, pairs=pairs, budget=looks[-1]["budget"]),
+            "provenance": {"device_name": "X"},
+            "repetitions": {f"{2**i} x": counts for i, counts in enumerate(told)},
+            "facts": {"validation": looks, "parameters": len(arm)},
+        }
+        for seed in seeds
+    ]

@@ -1,7 +1,7 @@
 """The mean difference between two arms whose runs are paired by seed.
 
 For up to `ENUMERATED` pairs nothing is drawn at random: all resamples of a bootstrap are enumerated, and each is
-weighted by how often it would be drawn.
+weighted by how often it would be drawn. For three pairs, too few for that, there is Student's interval.
 """
 
 from collections.abc import Sequence
@@ -55,6 +55,25 @@ def paired_difference(
         return Difference(mean, (-inf, inf))
     means = counts @ differences / len(differences)
     return Difference(mean, (_quantile(means, shares, tail), -_quantile(-means, shares, tail)))
+
+
+def student_difference(
+    a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95, left_out: Sequence[float] | Array = ()
+) -> Difference:
+    """The mean of a - b, for runs paired by seed, with Student's interval, whose error also has that of the test.
+
+    For fewer seeds than `paired_difference` can resample, if the differences are normal. `left_out` holds the mean of
+    a - b on the test without each of its parts, (parts,). Its jackknife variance is added to that of the seeds. As the
+    variance of the seeds' differences has a share of the test's error already, the interval is rather too wide. Raises
+    ValueError for what `paired_difference` refuses, and for a single part.
+    """
+    differences = _differences(a, b)
+    n, parts = len(differences), np.asarray(left_out, dtype=np.float64)
+    expect(parts.shape != (1,) and np.isfinite(parts).all(), "left_out", "no parts or several finite ones", parts)
+    of_seeds = float(differences.var(ddof=1)) / n
+    of_parts = (len(parts) - 1) * float(parts.var()) if len(parts) else 0.0
+    mean, reach = float(differences.mean()), student(confidence, n - 1) * sqrt(of_seeds + of_parts)
+    return Difference(mean, (mean - reach, mean + reach))
 
 
 def expanded_tail(n: int, confidence: float) -> float:

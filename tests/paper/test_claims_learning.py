@@ -1,7 +1,7 @@
 """Evidence that reads trained models: other outcomes of the runs give other verdicts, and missing runs give none."""
 
 import pytest
-from learning_fakes import CPU, GPU, SEEDS, digits, made_up, real, record, task, text
+from learning_fakes import CPU, GPU, SEEDS, along_budgets, digits, made_up, real, record, task, text
 
 from ortho.orthogonal import DRAWS
 from paper.claims import Verdict
@@ -173,6 +173,7 @@ def test_every_experiment_has_its_settings(stored):
         images=digits("frozen", 0.9),
         fine_tuning=[record(fine_tuning.case("QK redrawn", 1), scores)],
         translation=real({"8 frozen": 0.3}),
+        translation_budgets=along_budgets("8 frozen", (3.0,), (10,)),
         transduction=made_up({"8 frozen": 0.3}, 0),
         synthetic=[learnt],
     )
@@ -186,6 +187,7 @@ def test_every_experiment_has_its_settings(stored):
         "images, digits": ("frozen",),
         "fine-tuning, QK drawn anew": ("frozen",),
         "translation, 1,000 pairs": ("frozen",),
+        "translation, 5,000 pairs, 1 passes": ("frozen",),
         "transduction, new pairs": ("frozen",),
         "synthetic, induction": ("frozen",),
     }

@@ -1,7 +1,7 @@
 """Evidence where training data are few: made-up records of every outcome, and the batch that memory allows."""
 
 import pytest
-from learning_fakes import ALL, CPU, GPU, SEEDS, made_up, real, text
+from learning_fakes import ALL, CPU, GPU, SEEDS, along_budgets, made_up, real, text
 
 from ortho.cost.configurations import CONFIGURATIONS
 from paper.claims import Verdict
@@ -150,8 +150,8 @@ def test_the_printed_table_waits_for_its_size(stored):
     found = evidence.translation_table()
     assert found.verdict == evidence.parity().verdict == UNTESTABLE
     assert "8 learned 35.0, 7 fixed + 1 learned 37.0, 1 learned 30.0" in found.ours
-    assert "7 fixed + 1 learned (German to English, 10,000 pairs, BLEU) +2.0 (better)" in found.ours
-    assert "1 learned (German to English, 10,000 pairs, BLEU) -5.0 (worse)" in found.ours and "has -1.4" in found.ours
+    assert "Against 8 learned: 7 fixed + 1 learned +2.0 (better)" in found.ours
+    assert "; 1 learned -5.0 (worse)" in found.ours and "has -1.4" in found.ours
 
 
 @pytest.mark.parametrize(("fixed", "table", "parity"), [(0.354, CONFIRMED, CONFIRMED), (0.30, CONDITIONAL, REFUTED)])
@@ -180,7 +180,7 @@ def test_fixed_patterns_are_judged_against_both(stored, fixed, single, gain, bea
     assert evidence.fixed_gain().verdict == gain and evidence.fixed_beats_single().verdict == beats
     whole = evidence.from_few_pairs()
     assert whole.verdict == (REFUTED if REFUTED in (gain, beats) else gain)
-    assert "there are 10,000 (" in whole.ours and "Not of its range" not in whole.ours
+    assert "went through 10,000 pairs " in whole.ours and "Not of its range" not in whole.ours
 
 
 def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored, monkeypatch):
@@ -191,7 +191,26 @@ def test_a_gain_at_some_numbers_of_pairs_is_conditional_and_says_where(stored, m
     assert found.verdict == CONDITIONAL
     assert "holds at 7 fixed + 1 learned (German to English, 1,000 pairs, BLEU); not shown" in found.ours
     assert "10,000 pairs, BLEU" in found.ours.partition("not shown at")[2]
-    assert "1,000 (" in evidence.from_few_pairs().ours
+    assert "1,000 pairs " in evidence.from_few_pairs().ours.partition("went through ")[2]
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(15, CONDITIONAL), (10, REFUTED)])
+def test_long_runs_count_beside_short_ones(stored, right, verdict):
+    """A gain of 25 points, more than the source's 3; or none, where the short runs have none either."""
+    long = along_budgets(evidence.LEARNED, (4.0, 3.0), (1, 10)) + along_budgets(evidence.FIXED, (4.0, 3.0), (1, right))
+    short = real({evidence.LEARNED: 0.3, evidence.FIXED: 0.3 if right == 10 else 0.33}, 10_000)
+    stored(translation=short, translation_budgets=long)
+    found = evidence.fixed_gain()
+    assert found.verdict == verdict
+    assert "7 fixed + 1 learned (German to English, 5,000 pairs, 3 passes, BLEU)" in found.ours
+    assert "5,000 pairs 3 times, 10,000 pairs 2" in evidence.from_few_pairs().ours
+    assert "Of small models, Multi30k, 5,000 pairs, 3 passes, BLEU: 8 learned 50.0" in evidence.translation_table().ours
+
+
+def test_arms_of_long_runs_that_lack_a_seed_do_not_count(stored):
+    long = along_budgets(evidence.LEARNED, (4.0,), (10,)) + along_budgets(evidence.FIXED, (4.0,), (15,), seeds=(1, 2))
+    stored(translation_budgets=long)
+    assert evidence.fixed_gain().verdict == UNTESTABLE and "no records" in evidence.fixed_gain().ours
 
 
 def test_always_has_no_range_and_a_made_up_language_is_told_only(stored):
@@ -234,10 +253,10 @@ def test_records_of_a_gpu_are_read_where_there_are_no_others(stored):
     """They give the numbers of pairs and the arms measured on such a device; a CPU's records take precedence."""
     large = real({evidence.LEARNED: 0.3, "8 stopped": 0.4}, 29_000, device=GPU)
     stored(translation=large)
-    assert list(evidence.few_pairs("translation")) == [29_000]
+    assert list(evidence.few_pairs("translation")) == [(29_000, 0)]
     assert "holds" not in evidence.advantage().ours and evidence.advantage().verdict == CONFIRMED
     stored(translation=[*large, *real({evidence.LEARNED: 0.3})])
-    assert list(evidence.few_pairs("translation")) == [1000]
+    assert list(evidence.few_pairs("translation")) == [(1000, 0)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the causes

@@ -296,6 +296,14 @@ def some_frozen_heads_do_better(record):
         reached("loss_nats", 0.1, record["configuration"]["arm"])(record)
 
 
+def fixed_heads_do_worse(record):
+    """Fixed patterns beside one learned head have half as many n-grams right, or half the score."""
+    if record["configuration"]["arm"] == FIXED:
+        for found in record["repetitions"].values():
+            for name in filter(re.compile("bleu_fraction|right_._count").fullmatch, found):
+                found[name] = [value / 2 for value in found[name]]
+
+
 def explained(record):
     """The weights of encoders' heads depend on positions alone, and all heads can be removed."""
     record["configuration"]["task"] = "translation"
@@ -507,7 +515,7 @@ TURNS = {
     ),
     "S2.1.3a": Turn(REFUTED, records(in_the_standard_scenario, "translation")),
     "S2.1.3d": Turn(CONFIRMED, records(in_the_standard_scenario, "translation")),
-    "S2.1.3b": Turn(REFUTED, records(reached("bleu_fraction", 0.5, FIXED), "translation")),
+    "S2.1.3b": Turn(REFUTED, records(fixed_heads_do_worse, "translation", "translation-budgets")),
     "S2.1.3c": Turn(  # frozen heads, with few parameters, gain most; nothing is known of steadiness
         UNTESTABLE, records(reached("bleu_fraction", 3, "8 frozen"), "translation")
     ),

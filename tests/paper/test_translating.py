@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from experiment_fakes import go, only, stored_records, within
+from learning_fakes import along_budgets
 from seeded import SIGMAS, generator
 
 from ortho.attention.untrained.positional_attention import SEVEN
@@ -15,7 +16,9 @@ from ortho.layers.positional import PositionalHeads
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.carrying import same
 from paper.experiments.learning import fitting, rates, translating, translation_budgets
+from paper.experiments.learning.analysis import judged
 from paper.experiments.learning.translating import H, arms, build, training_flop
+from paper.experiments.statistics import student
 from paper.tasks import transduction
 from paper.tasks import translation as texts
 from paper.tasks.pairs import exact_matches
@@ -242,34 +245,41 @@ def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
     assert translation_budgets.score(table.sum(1)) == 0
 
 
-def fake_run(arm, seed, losses, right):
-    """A run whose test has `right` of 20 n-grams of each order right in each of two parts, budget by budget."""
-    counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
-    told = [dict.fromkeys((name for name in counts if name.startswith("right")), [float(n)] * 2) for n in right]
-    looks = [{"budget": 2**i, "loss_nats": loss} for i, loss in enumerate(losses)]
-    return {
-        "device": "cpu-x",
-        "experiment": "translation-budgets",
-        "provenance": {"device_name": "X"},
-        "configuration": longer(arm, seed),
-        "repetitions": {f"{2**i} x": counts | one for i, one in enumerate(told)},
-        "facts": {"validation": looks},
-    }
-
-
-def test_arms_are_compared_at_their_best_budgets_and_said_to_have_converged_or_not():
-    ours = [fake_run("7 fixed + 1 learned", seed, (3.0, 2.0, 2.5), (5, 15, 1)) for seed in (1, 2)]
-    theirs = [fake_run("8 learned", seed, (4.0, 3.0, 2.98), (1, 5, 10)) for seed in (1, 2)]
+def test_arms_are_judged_at_their_best_budgets_and_said_to_have_converged_or_not():
+    ours = along_budgets("7 fixed + 1 learned", (3.0, 2.0, 2.5), (5, 15, 1))
+    theirs = along_budgets("8 learned", (4.0, 3.0, 2.98), (1, 5, 10))
     assert translation_budgets.best(ours) == 2 and translation_budgets.best(theirs) == 4
-    found = translation_budgets.compared(ours, theirs)
-    assert found.mean == pytest.approx(0.25) and found.interval == pytest.approx((0.25, 0.25))
-    assert found.budgets == (2, 4) and found.converged and found.seeds == (1, 2)
-    assert translation_budgets.compared(ours, theirs, 4).mean == pytest.approx(-0.45)
-    falling = [fake_run("8 learned", seed, (4.0, 3.0, 2.96), (1, 5, 10)) for seed in (1, 2)]
-    assert not translation_budgets.compared(ours, falling).converged
-    assert translation_budgets.compared(ours[:1], theirs) is None
-    assert "+25.0 [+25.0, +25.0]" in translation_budgets.table([*theirs, *ours])
+    arms = translation_budgets.by_pairs([*ours, *theirs])[5000]
+    assert arms["8 learned"].mean("score") == pytest.approx(0.5)
+    assert arms["8 learned"].mean("loss") == 2.5 and arms["8 learned"].mean("seen") == 2.0
+    found = judged(arms["7 fixed + 1 learned"], arms["8 learned"], "score")
+    assert found.difference.mean == pytest.approx(0.25) and found.difference.interval == pytest.approx((0.25, 0.25))
+    assert found.outcome == "better" and found.pairs == len(translation_budgets.SEEDS)
+    falling = along_budgets("8 learned", (4.0, 3.0, 2.96), (1, 5, 10))
+    assert translation_budgets.converged(theirs) and not translation_budgets.converged(falling)
+    assert "+0.2500 [+0.2500, +0.2500] against '8 learned': better" in translation_budgets.table([*theirs, *ours])
     assert "not converged" in translation_budgets.table(falling)
+
+
+def test_an_arm_that_lacks_a_seed_is_not_judged():
+    whole = along_budgets("8 learned", (4.0,), (10,))
+    part = along_budgets("7 fixed + 1 learned", (4.0,), (15,), seeds=translation_budgets.SEEDS[:-1])
+    assert list(translation_budgets.by_pairs([*whole, *part])[5000]) == ["8 learned"]
+    assert translation_budgets.by_pairs(part) == {}
+    assert "against" not in translation_budgets.table([*whole, *part])
+
+
+def test_an_interval_has_the_error_of_the_seeds_and_that_of_the_test():
+    """Seeds that do not differ leave the jackknife's error, here by hand: each part has half of the n-grams."""
+    ours, theirs = (along_budgets(arm, (4.0,), (10,)) for arm in ("7 fixed + 1 learned", "8 learned"))
+    for run in ours:
+        counts = run["repetitions"]["1 x"]
+        counts |= {name: [8.0, 16.0] for name in counts if name.startswith("right")}
+    arms = translation_budgets.by_pairs([*ours, *theirs])[5000]
+    (low, high), mean = judged(arms["7 fixed + 1 learned"], arms["8 learned"], "score").difference.interval, 0.6 - 0.5
+    left_out = (0.8 - 0.5, 0.4 - 0.5)
+    reach = student(0.9, 2) * (max(left_out) - mean)  # of two parts: (2 - 1) times their variance, which is 0.2^2
+    assert (low, high) == pytest.approx((mean - reach, mean + reach))
 
 
 def test_longer_runs_begin_with_their_rates(monkeypatch):

@@ -20,7 +20,7 @@ from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
 from paper.claims.evidence.common import Arms, seeded
-from paper.claims.evidence.low_resource import gap
+from paper.claims.evidence.low_resource import gap, long_runs
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, holds, improves, region, untestable
@@ -36,7 +36,8 @@ CHAPTER = "28-does-freezing-hold"
 
 RIGHT = Unit("% right", 100, 1)
 RATE = Unit("rate of successes")
-SCORES = {"bleu_fraction": Unit("BLEU", 100, 1), "faultless_fraction": Unit("% without a mistake", 100, 1)}
+BLEU = Unit("BLEU", 100, 1)
+SCORES = {"bleu_fraction": BLEU, "faultless_fraction": Unit("% without a mistake", 100, 1)}
 DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
 IDLE = "identity"  # heads that see no other token
@@ -48,6 +49,7 @@ NAMES = (
     "images",
     "fine-tuning",
     "translation",
+    "translation-budgets",
     "transduction",
     "synthetic",
 )
@@ -223,6 +225,15 @@ def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
     return found
 
 
+def _translated_long(records: Sequence[Record], _where: str) -> dict[str, Setting]:
+    """The long runs of translation, each arm at the budget that counts for it."""
+    found = {}
+    for amount, arms in long_runs(records).items():
+        named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
+        found[f"translation, {amount}"] = Setting(Arms(named, "score", BLEU))
+    return found
+
+
 def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:
     margins = {record["configuration"]["task"]: record["configuration"]["margin_fraction"] for record in records}
     rules = {task: Decision(margin, level=0.05, higher_is_better=True) for task, margin in margins.items()}
@@ -237,6 +248,7 @@ _READ: dict[str, Callable[[Sequence[Record], str], dict[str, Setting]]] = {
     "images": _images,
     "fine-tuning": _tuned,
     "translation": _translated,
+    "translation-budgets": _translated_long,
     "transduction": _translated,
     "synthetic": _synthetic,
 }
@@ -418,7 +430,7 @@ def stability() -> Finding:
 
 
 # Language: text, and sentences of two languages. Images, synthetic tasks and a made-up language do not count.
-OF_LANGUAGE = ("bytes", "bytes-little", "bytes-budgets", "fine-tuning", "translation")
+OF_LANGUAGE = ("bytes", "bytes-little", "bytes-budgets", "fine-tuning", "translation", "translation-budgets")
 
 
 @evidence("S2.5.3c", chapter=CHAPTER)

@@ -9,7 +9,7 @@ holds. They are given as gains: bits a byte saved, points of BLEU, or points of 
 
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortho.cost.configurations import CONFIGURATIONS
 from paper import experiments
@@ -22,8 +22,8 @@ from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outper
 from paper.claims.rules import all_of, improves, region, untestable
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments import Record
-from paper.experiments.engine.records import judged_device
-from paper.experiments.learning import analysis, language, translating
+from paper.experiments.engine.records import judged_device, of_judged_devices
+from paper.experiments.learning import analysis, language, translating, translation_budgets
 from paper.experiments.learning.analysis import Judged, Measures, Runs
 from paper.experiments.learning.language import BITS
 from paper.experiments.resampling import Difference
@@ -233,27 +233,53 @@ PRINTED = {
     "7 fixed (word) + 1": (40.3, 38.0),
     SINGLE: (39.1, 37.0),
 }  # BLEU, German to English and back
-Pairs = dict[int, dict[str, Runs]]
 
 
-def by_pairs(task: str) -> Pairs:
-    """Number of pairs to train on -> arm -> runs, of the device whose records are judged; 0 for pairs drawn anew."""
+class Amount(NamedTuple):
+    """How many pairs there are to train on, 0 if they are drawn anew, and how often the long runs go through them; 0
+    for the short runs of the first experiment."""
+
+    pairs: int
+    passes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.pairs:,} pairs" + (f", {self.passes} passes" if self.passes else "")
+
+
+Pairs = dict[Amount, dict[str, Runs]]
+
+
+def by_pairs(task: str) -> dict[int, dict[str, Runs]]:
+    """Number of pairs to train on -> arm -> short runs, of the device whose records are judged; 0 for pairs drawn
+    anew."""
     records = experiments.load(task)
     return translating.by_pairs(records, judged_device(records))
 
 
+def long_runs(records: Iterable[Record]) -> Pairs:
+    """The runs of `translation-budgets`, each arm at the budget that counts for it."""
+    found = translation_budgets.by_pairs(of_judged_devices(records))
+    return {
+        Amount(pairs, round(translation_budgets.passes(next(iter(arms.values())).configuration))): arms
+        for pairs, arms in found.items()
+    }
+
+
 def few_pairs(task: str) -> Pairs:
-    """The same without the pairs drawn anew, the fewest pairs first."""
-    return {pairs: arms for pairs, arms in sorted(by_pairs(task).items()) if pairs}
+    """Short and long runs without the pairs drawn anew, the fewest pairs first."""
+    found = {Amount(pairs): arms for pairs, arms in by_pairs(task).items() if pairs}
+    if task == "translation":
+        found |= long_runs(experiments.load("translation-budgets"))
+    return dict(sorted(found.items()))
 
 
-def gains(found: Mapping[int, Mapping[str, Runs]], task: str, arm: str, base: str = LEARNED) -> dict[str, Judged]:
+def gains(found: Mapping[Amount, Mapping[str, Runs]], task: str, arm: str, base: str = LEARNED) -> dict[str, Judged]:
     """By setting, in words: an arm against another; nothing without two seeds of both."""
     told = {}
-    for pairs, arms in found.items():
+    for amount, arms in found.items():
         one = against_base(arms, base, "score").get(arm)
         if one is not None:
-            told[f"{arm} ({TASKS[task]}, {pairs:,} pairs, {UNITS[task]})"] = one
+            told[f"{arm} ({TASKS[task]}, {amount}, {UNITS[task]})"] = one
     return told
 
 
@@ -286,7 +312,7 @@ PRINTED_ARMS = {LEARNED: LEARNED, "7 fixed (token) + 1": FIXED, SINGLE: SINGLE}
 
 def as_large() -> dict[str, Runs]:
     """The runs of translation that had as many pairs as the source's standard scenario."""
-    found = {pairs: arms for pairs, arms in few_pairs("translation").items() if pairs >= STANDARD}
+    found = {amount: arms for amount, arms in few_pairs("translation").items() if amount.pairs >= STANDARD}
     return found[max(found)] if found else {}
 
 
@@ -297,18 +323,19 @@ def standard_lacks(statement: str) -> Finding:
 @evidence("S2.1.3a", chapter=CHAPTER)
 def translation_table() -> Finding:
     said = ", ".join(f"{arm} {there}/{back}" for arm, (there, back) in PRINTED.items())
-    large, pairs = as_large(), few_pairs("translation")
+    large, small = as_large(), few_pairs("translation")
     means = {label: POINTS * large[arm].mean("score") for label, arm in PRINTED_ARMS.items() if arm in large}
     ranges = {label: (PRINTED[label][0] - NEAR, PRINTED[label][0] + NEAR) for label in means}
     found = region(ranges, means, unit=" BLEU") if means else standard_lacks(f"BLEU: {said}")
-    if not pairs:
+    scores = {amount: arms[LEARNED].mean("score") for amount, arms in small.items() if LEARNED in arms}
+    if not scores:
         return found
-    most = max(pairs)
-    told = gains({most: pairs[most]}, "translation", FIXED) | gains({most: pairs[most]}, "translation", SINGLE)
-    listed = "; ".join(f"{label} {POINTS * one.difference.mean:+.1f} ({one.outcome})" for label, one in told.items())
-    ours = ", ".join(f"{arm} {POINTS * one.mean('score'):.1f}" for arm, one in pairs[most].items())
+    most = max(scores, key=scores.__getitem__)
+    told = {arm: against_base(small[most], LEARNED, "score").get(arm) for arm in (FIXED, SINGLE)}
+    listed = "; ".join(f"{arm} {POINTS * one.difference.mean:+.1f} ({one.outcome})" for arm, one in told.items() if one)
+    ours = ", ".join(f"{arm} {POINTS * one.mean('score'):.1f}" for arm, one in small[most].items())
     return found.noting(
-        f"Of small models, {most:,} pairs of Multi30k, BLEU: {ours}. Against {LEARNED}: {listed}. The printed table "
+        f"Of small models, Multi30k, {most}, BLEU: {ours}. Against {LEARNED}: {listed}. The printed table "
         f"has {PRINTED[SINGLE][0] - PRINTED[LEARNED][0]:+.1f} for one learned head. There are no runs from English to "
         "German, and none with patterns of whole words"
     )
@@ -320,7 +347,7 @@ def parity() -> Finding:
     one = against_base(large, LEARNED, "score").get(FIXED) if large else None
     found = standard_lacks(statement) if one is None else loses_nothing(statement, in_points({"": one}))
     printed = min(PRINTED[arm][i] - PRINTED[LEARNED][i] for arm in PRINTED if "fixed" in arm for i in (0, 1))
-    anew = gains({n: arms for n, arms in by_pairs("transduction").items() if not n}, "transduction", FIXED)
+    anew = gains({Amount(n): arms for n, arms in by_pairs("transduction").items() if not n}, "transduction", FIXED)
     told = [f"{POINTS * judged.difference.mean:+.1f} points ({judged.outcome})" for judged in anew.values()]
     more = f". In the made-up language, where pairs never run out, they have {told[0]}" if told else ""
     return found.noting(f"The source's table has {printed:+.1f} BLEU at worst{more}")
@@ -328,7 +355,7 @@ def parity() -> Finding:
 
 def in_range() -> Pairs:
     """Translation with the numbers of pairs that the source speaks of."""
-    return {pairs: arms for pairs, arms in few_pairs("translation").items() if RANGE[0] <= pairs <= RANGE[1]}
+    return {amount: arms for amount, arms in few_pairs("translation").items() if RANGE[0] <= amount.pairs <= RANGE[1]}
 
 
 def fixed_against(base: str, does: str, of: Pairs, pairs: str = "") -> Finding:
@@ -349,13 +376,16 @@ def points_gained() -> Finding:
 
 def fixed_gain() -> Finding:
     gain = fixed_against(LEARNED, "gains over", in_range(), f" from {RANGE[0]:,} to {RANGE[1]:,} pairs")
-    return all_of({"a gain": gain, "its size, at least": points_gained()}).noting(
-        "The models are small, and go through their pairs a few times only"
-    )
+    return all_of({"a gain": gain, "its size, at least": points_gained()}).noting("The models are small")
 
 
 def fixed_beats_single() -> Finding:
     return fixed_against(SINGLE, "always beats", few_pairs("translation"))
+
+
+def went_through(short: Runs, pairs: int) -> float:
+    """How often short runs go through their pairs."""
+    return float(short.configuration["steps"] * short.configuration["B"] / pairs)
 
 
 @evidence("S2.1.3b", chapter=CHAPTER)
@@ -370,23 +400,23 @@ def from_few_pairs() -> Finding:
     ]
     if within:
         went = ", ".join(
-            f"{pairs:,} ({arms[LEARNED].configuration['steps'] * arms[LEARNED].configuration['B'] / pairs:.1f} passes)"
-            for pairs, arms in within.items()
+            f"{amount.pairs:,} pairs {amount.passes or round(went_through(arms[LEARNED], amount.pairs), 1)} times"
+            for amount, arms in within.items()
             if LEARNED in arms
         )
-        found = found.noting(f"Of the source's range there are {went} pairs")
+        found = found.noting(f"Of the source's range the models went through {went}")
     return found.noting(f"Not of its range, or no translation: {'; '.join(others)}") if others else found
 
 
-def in_favour(gaining: Mapping[tuple[str, int], Mapping[str, Runs]]) -> dict[str, float]:
+def in_favour(gaining: Mapping[tuple[str, Amount], Mapping[str, Runs]]) -> dict[str, float]:
     """The part of the fixed patterns' gain that other arms reach with no more trained weights: at most, in per cent."""
     shares: dict[str, float] = {}
-    for (task, pairs), arms in gaining.items():
+    for (task, amount), arms in gaining.items():
         ours = against_base(arms, LEARNED, "score")
         for arm in (SINGLE, *FROZEN_ENCODERS):
             if arm in ours and arms[arm].parameters <= arms[FIXED].parameters:
                 most, least = ours[arm].difference.interval[1], ours[FIXED].difference.interval[0]
-                shares[f"{arm} ({TASKS[task]}, {pairs:,} pairs)"] = round(100 * most / least)
+                shares[f"{arm} ({TASKS[task]}, {amount})"] = round(100 * most / least)
     return shares
 
 
@@ -396,9 +426,9 @@ def causes() -> Finding:
     if not any(map(few_pairs, TASKS)):
         return without_records(statement, "translation from few pairs")
     gaining = {
-        (task, pairs): arms
+        (task, amount): arms
         for task in TASKS
-        for pairs, arms in few_pairs(task).items()
+        for amount, arms in few_pairs(task).items()
         if (one := against_base(arms, LEARNED, "score").get(FIXED)) is not None and one.outcome == "better"
     }
     if not gaining:
@@ -406,10 +436,10 @@ def causes() -> Finding:
         found, told = untestable(statement, needs, lack="the records have not"), _measured()
         return found.noting(told) if told else found
     gaps = {}
-    for (task, pairs), arms in gaining.items():
+    for (task, amount), arms in gaining.items():
         difference = more_than(with_gap(arms[FIXED]), with_gap(arms[LEARNED]), "gap", len(gaining))
         assert difference is not None  # they were judged
-        gaps[f"{TASKS[task]}, {pairs:,} pairs"] = turned(difference.interval)
+        gaps[f"{TASKS[task]}, {amount}"] = turned(difference.interval)
     shares = in_favour(gaining)
     steady = [record for task in TASKS for record in experiments.load(task) if "gradients" in record["facts"]]
     gradients = {"the gradients of translating models": steady or None}
@@ -434,14 +464,14 @@ def _measured() -> str:
     """Parameters, gaps and spreads of the three arms with the fewest pairs; '' without records."""
     texts = []
     for task in TASKS:
-        for pairs, arms in list(few_pairs(task).items())[:1]:
+        for amount, arms in list(few_pairs(task).items())[:1]:
             there = {name: with_gap(arms[name]) for name in (LEARNED, FIXED, SINGLE, *FROZEN_ENCODERS) if name in arms}
             told = "; ".join(
                 f"{name}: {one.parameters:,} trained, gap {one.mean('gap'):.2f} nats, scores within "
                 f"{POINTS * (max(one.values['score']) - min(one.values['score'])):.1f} {UNITS[task]}"
                 for name, one in there.items()
             )
-            texts.append(f"{TASKS[task]}, {pairs:,} pairs: {told}")
+            texts.append(f"{TASKS[task]}, {amount}: {told}")
     return ". ".join(texts)
 
 

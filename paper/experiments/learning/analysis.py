@@ -7,13 +7,16 @@ differences of the measured values.
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isinf
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from paper.experiments.engine.records import Record
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING, loss
-from paper.experiments.resampling import Difference, paired_difference
+from paper.experiments.resampling import Difference, paired_difference, student_difference
 from paper.experiments.statistics import Decision, better_by_chance, decide
 
 Row = dict[str, Any]
@@ -129,7 +132,8 @@ class Runs(NamedTuple):
 
     `values`: measure -> one number per run; `curves`: on the validation part, a list of (step, nats) per run;
     `parameters`: how many are trained; `flop`: FLOPs of a run's training, 0 if no closed form is given;
-    `configuration`: that of all runs, without the seed.
+    `configuration`: that of all runs, without the seed; `left_out`: measure -> for each run, its value on the test
+    without each of the test's parts, if that was taken.
     """
 
     arm: str
@@ -139,6 +143,7 @@ class Runs(NamedTuple):
     curves: tuple[tuple[tuple[int, float], ...], ...]
     parameters: int
     flop: int
+    left_out: Mapping[str, tuple[tuple[float, ...], ...]] = {}
 
     def mean(self, measure: str) -> float:
         """The mean over seeds."""
@@ -167,7 +172,7 @@ def runs(
     here = (record for record in records if record["device"] == device)
     own = (record for record in here if all(record["configuration"][k] == v for k, v in wanted.items()))
     groups = grouped(own, lambda one: repr(_shared(one["configuration"])))
-    return [_runs(group, measures, flop) for group in groups.values()]
+    return [joined(group, measures, flop) for group in groups.values()]
 
 
 def by_arm(
@@ -185,13 +190,21 @@ def by_arm(
 def paired(one: Runs, other: Runs, measure: str, confidence: float) -> Difference | None:
     """One arm minus the other at the seeds that both have; None if they have fewer than two in common.
 
-    Raises KeyError for a measure that was not taken.
+    The interval is that of `paired_difference`; if there are too few seeds for it, that of `student_difference`, as for
+    a measure that was also taken without each part of the test: then the interval has the test's error too. Raises
+    KeyError for a measure that was not taken.
     """
-    ours, theirs = (dict(zip(each.seeds, each.values[measure], strict=True)) for each in (one, other))
-    seeds = sorted(ours.keys() & theirs.keys())
+    seeds = sorted(set(one.seeds) & set(other.seeds))
     if len(seeds) < 2:
         return None
-    return paired_difference([ours[s] for s in seeds], [theirs[s] for s in seeds], confidence=confidence)
+    ours, theirs = (_at(each, seeds, each.values[measure]) for each in (one, other))
+    if measure in one.left_out and measure in other.left_out:
+        without = [np.mean(_at(each, seeds, each.left_out[measure]), axis=0) for each in (one, other)]
+        return student_difference(ours, theirs, confidence=confidence, left_out=without[0] - without[1])
+    found = paired_difference(ours, theirs, confidence=confidence)
+    if isinf(found.interval[0]):
+        return student_difference(ours, theirs, confidence=confidence)
+    return found
 
 
 def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
@@ -220,12 +233,18 @@ def closing(records: Sequence[Record]) -> str:
     return f"rates chosen: {len(rates.choose(records))}"
 
 
+def _at(one: Runs, seeds: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The values, one for each run, of the runs with these seeds."""
+    return [values[one.seeds.index(seed)] for seed in seeds]
+
+
 def _shared(case: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a case that it has in common with cases of other seeds."""
     return {name: value for name, value in case.items() if name != "seed"}
 
 
-def _runs(group: Sequence[Record], measures: Measures, flop: Flop | None) -> Runs:
+def joined(group: Sequence[Record], measures: Measures, flop: Flop | None = None) -> Runs:
+    """The runs of one arm, which differ in the seed alone."""
     return Runs(
         arm=group[0]["configuration"]["arm"],
         configuration=_shared(group[0]["configuration"]),

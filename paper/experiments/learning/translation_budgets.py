@@ -7,14 +7,18 @@ intervals include, besides the error of the seeds, that of the choice of the tes
 
 The rules, written before the runs. The budget that counts for an arm is the one with the lowest validation loss,
 averaged over the seeds. An arm has converged on a number of pairs if its loss at the longest budget is less than
-`FALLS` below that at half of it. Arms are compared in pairs of seeds; `compared` says how.
+`FALLS` below that at half of it. Arms are compared in pairs of seeds, by the decision that the records hold.
+
+The intervals are Student's, of the seeds and the test together. The first ones, a bootstrap of seeds and parts of the
+test, were replaced when the runs on 5,000 pairs were known: three seeds are too few to resample, so those intervals
+were too narrow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import exp
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +32,8 @@ from ortho.theory.positionalness import head_weights, nearest_pattern, positiona
 from paper.experiments.engine.records import Case, Record, pooled
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, budgets, fitting, rates, translating
+from paper.experiments.learning.analysis import Runs
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.statistics import Interval
 from paper.tasks.task import Draw, Task
 from paper.tasks.translation import Translation
 
@@ -48,8 +52,6 @@ FALLS = 0.01  # of the loss
 BLOCKS = 36  # parts of the test
 INPUTS = 64  # sentences at most, on which heads are measured
 ORDERS = 4  # of n-grams
-DRAWN = 5000  # resamples
-LEVEL = 0.05
 # Counts of a part of the test: n-grams written that the reference has, all n-grams written; words written, asked for.
 COUNTS = (
     *(f"{kind}_{n}_count" for n in range(1, ORDERS + 1) for kind in ("right", "all")),
@@ -185,24 +187,50 @@ def score(counts: Array) -> float:
     return float(np.exp(np.log(right / every).mean()) * exp(min(0.0, 1 - asked / words)))
 
 
-class Compared(NamedTuple):
-    """An arm's BLEU minus another's, on a scale of 0 to 1; its interval, at `LEVEL` on both sides together; the budgets
-    that count for the two arms; whether both have converged; and the seeds."""
-
-    mean: float
-    interval: Interval
-    budgets: tuple[int, int]
-    converged: bool
-    seeds: tuple[int, ...]
-
-
-def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
+def grouped(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
     """Number of pairs -> arm -> the runs that count, by seed."""
     found: dict[int, dict[str, list[Record]]] = {}
     groups = analysis.grouped(records, lambda one: (one["configuration"]["pairs"], one["configuration"]["arm"]))
     for (pairs, arm), runs in groups.items():
         found.setdefault(pairs, {})[arm] = runs
     return dict(sorted(found.items()))
+
+
+def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, Runs]]:
+    """Number of pairs -> arm -> its runs at the budget that counts, of the arms that all `SEEDS` have run.
+
+    The measures are those of `translating` without 'correct'. BLEU is also left out part by part, so that intervals
+    have the error of the choice of the test's sentences.
+    """
+    found = {
+        pairs: {arm: _judged(runs) for arm, runs in arms.items() if [analysis.seed(run) for run in runs] == list(SEEDS)}
+        for pairs, arms in grouped(records).items()
+    }
+    return {pairs: arms for pairs, arms in found.items() if arms}
+
+
+def _judged(runs: Sequence[Record]) -> Runs:
+    """The runs of one arm at the budget that counts."""
+    budget = best(runs)
+
+    def look(run: Record) -> dict[str, Any]:
+        return next(look for look in run["facts"]["validation"] if look["budget"] == budget)
+
+    def without_parts(run: Record) -> tuple[float, ...]:
+        table = _at(run, budget)
+        return tuple(map(score, table.sum(0) - table))
+
+    measures = {
+        "score": lambda run: score(_at(run, budget).sum(0)),
+        "loss": lambda run: float(look(run)["test_nats"]),
+        "seen": lambda run: float(look(run)["seen_nats"]),
+    }
+    return analysis.joined(runs, measures)._replace(left_out={"score": tuple(map(without_parts, runs))})
+
+
+def passes(case: Case) -> float:
+    """How often the longest budget goes through the pairs."""
+    return float(case["base"] * case["budget"] * case["B"] / case["pairs"])
 
 
 def losses(runs: Sequence[Record]) -> dict[int, float]:
@@ -227,30 +255,6 @@ def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
     """BLEU of each run, from 0 to 1, at a budget, by default the one that counts."""
     at = best(runs) if budget is None else budget
     return [score(_at(run, at).sum(0)) for run in runs]
-
-
-def compared(ours: Sequence[Record], theirs: Sequence[Record], budget: int | None = None) -> Compared | None:
-    """Two arms at a budget, by default each at the one that counts; None if they have fewer than two seeds in common.
-
-    The interval includes the error of the seeds and that of the test: both seeds and parts of the test are resampled
-    with replacement, the same for both arms.
-    """
-    sides = [{analysis.seed(run): run for run in runs} for runs in (ours, theirs)]
-    seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))
-    if len(seeds) < 2:
-        return None
-    at = tuple(best(runs) if budget is None else budget for runs in (ours, theirs))
-    tables = [np.stack([_at(side[seed], n) for seed in seeds]) for side, n in zip(sides, at, strict=True)]
-    mean = float(np.mean([score(a.sum(0)) - score(b.sum(0)) for a, b in zip(*tables, strict=True)]))
-    generator = np.random.default_rng(0)
-    drawn = []
-    for _ in range(DRAWN):
-        rows = generator.integers(len(seeds), size=len(seeds))
-        parts = generator.integers(tables[0].shape[1], size=tables[0].shape[1])
-        a, b = (np.mean([score(table[row, parts].sum(0)) for row in rows]) for table in tables)
-        drawn.append(a - b)
-    low, high = (float(end) for end in np.quantile(drawn, (LEVEL / 2, 1 - LEVEL / 2)))
-    return Compared(mean, (low, high), (at[0], at[1]), converged(ours) and converged(theirs), seeds)
 
 
 def _at(run: Record, budget: int) -> Array:
@@ -282,14 +286,11 @@ def line(record: Record) -> str:
 @by_devices(note=": BLEU at the budget with the lowest validation loss", groups=pooled)
 def table(records: Sequence[Record]) -> list[str]:
     """The stored figures, a table for all CPUs and one for each other device."""
-    texts = []
-    for pairs, arms in by_pairs(records).items():
-        base = arms.get(translating.FEW[0], [])
+    texts, complete = [], by_pairs(records)
+    for pairs, arms in grouped(records).items():
+        judged = complete.get(pairs, {})
         for arm, runs in arms.items():
             text = f"{pairs:6} pairs  {arm:22}{100 * np.mean(bleu(runs)):5.1f} at {best(runs)} x, {len(runs)} seeds"
             text += "" if converged(runs) else ", not converged"
-            told = compared(runs, base) if runs is not base else None
-            if told is not None:
-                text += ", {:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * one for one in (told.mean, *told.interval)))
-            texts.append(text)
+            texts.append(text + (analysis.against(judged[arm], judged.get(ARMS[0]), "score") if arm in judged else ""))
     return texts
