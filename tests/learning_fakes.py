@@ -87,14 +87,20 @@ def made_up(scores, number=500, **kwargs):
     return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
 
 
-def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.SEEDS, device=CPU):
+def along_budgets(
+    arm, losses, right, *, pairs=5000, seeds=translation_budgets.SEEDS, device=CPU, positional=((0.1,), (0.1,))
+):
     """Runs of a translation along budgets; at each, `right` of 20 n-grams of each order are right in each of two parts
-    of the test. Pairs seen take 2 nats a token, those of the test half a nat more."""
+    of the test. Pairs seen take 2 nats a token, those of the test half a nat more. `positional` says, layer by layer,
+    how much of the variation of each head's weights positions explain."""
     counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
     correct = [name for name in counts if name.startswith("right")]
     told = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
+    heads = [
+        [{"pattern": "start", "absolute": share, "pattern_share": share} for share in layer] for layer in positional
+    ]
     looks = [
-        {"budget": 2**i, "step": 2**i, "loss_nats": loss, "test_nats": 2.5, "seen_nats": 2.0}
+        {"budget": 2**i, "step": 2**i, "loss_nats": loss, "test_nats": 2.5, "seen_nats": 2.0, "heads": heads}
         for i, loss in enumerate(losses)
     ]
     return [

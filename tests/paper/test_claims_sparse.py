@@ -8,6 +8,7 @@ from math import exp, inf, sqrt
 import pytest
 import sympy
 import torch
+from learning_fakes import along_budgets
 
 from ortho.attention.sparse.window import Window
 from paper import experiments
@@ -276,8 +277,13 @@ def pruned(*shares):
     ],
 )
 def test_encoders_are_judged_once_there_are_records(stored, positions, pruning, verdict):
-    stored(positional_heads=[record("translation", positions)], pruning=[pruning])
+    """Encoders of one layer of three heads. Only standard ones count, once all seeds have run."""
+    trained = along_budgets("8 learned", (3.0,), (10,), positional=[positions])
+    others = along_budgets("8 frozen", (3.0,), (10,), positional=[[1.0]])
+    stored(positional_heads=[record("recall", [0.5])], pruning=[pruning], translation_budgets=[*trained, *others])
     assert positional.heads().verdict == verdict
+    stored(positional_heads=[record("recall", [0.5])], pruning=[pruning], translation_budgets=[*trained[1:], *others])
+    assert "no records of the attention maps of a trained encoder" in positional.heads().ours
 
 
 def test_without_a_record_nothing_is_counted(stored):

@@ -306,9 +306,12 @@ def fixed_heads_do_worse(record):
 
 def explained(record):
     """The weights of encoders' heads depend on positions alone, and all heads can be removed."""
-    record["configuration"]["task"] = "translation"
+    for look in record["facts"].get("validation", ()):
+        for layer in look.get("heads", ()):
+            for head in layer:
+                head["absolute"] = 1.0
     for figures in record["repetitions"].values():
-        figures |= {"absolute_fraction": [1.0], "faultless_fraction": [1.0]}
+        figures |= {"faultless_fraction": [1.0]}
 
 
 def slow_blocks_on_a_gpu(record):
@@ -509,7 +512,7 @@ TURNS = {
     "S2.1.1a": Turn(REFUTED, UNIFORM),
     "S2.1.1b": Turn(REFUTED, UNIFORM),
     "S2.1.1c": Turn(REFUTED, UNIFORM),
-    "S2.1.2a": Turn(CONFIRMED, records(explained, "positional-heads", "pruning")),
+    "S2.1.2a": Turn(CONFIRMED, records(explained, "translation-budgets", "pruning")),
     "S2.1.2b": Turn(
         REFUTED, {"ortho.layers.positional.sinusoidal_positions": giving(lambda positions: positions.roll(1, -1))}
     ),

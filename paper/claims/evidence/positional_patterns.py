@@ -1,8 +1,9 @@
 """S2, section 1: the seven positional patterns, the two that it prints, and what it says of trained heads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import inf
+from typing import Any
 
 import sympy
 import torch
@@ -14,7 +15,8 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.learning import positional_heads, pruning
+from paper.experiments.engine.records import of_judged_devices
+from paper.experiments.learning import positional_heads, pruning, translation_budgets
 
 CHAPTER = "17-positional-patterns"
 
@@ -115,17 +117,30 @@ def left() -> Finding:
 
 MOST = (50, 100)  # per cent of the heads
 MANY = (25, 100)  # the source gives no figure; any share from 1 % to 31 % would decide the same
-WITH_ENCODERS = ("translation", "transduction")  # tasks whose models have an encoder
+STANDARD = "8 learned"  # the encoder that the source speaks of
 
 
-def heads_of_encoders(found: Mapping[str, Sequence[positional_heads.Row]]) -> Finding:
-    """Whether most heads of trained encoders are positional, by the records of attention maps."""
-    encoders = {task: rows for task, rows in found.items() if task in WITH_ENCODERS}
-    if not encoders:
+def encoders() -> dict[str, list[list[dict[str, Any]]]]:
+    """The heads of the standard encoders that were trained to translate, layer by layer, by the pairs to train on."""
+    records = of_judged_devices(experiments.load("translation-budgets"))
+    groups = translation_budgets.grouped(records)
+    return {
+        f"{pairs:,} pairs": translation_budgets.heads_by_layer(arms[STANDARD])
+        for pairs, arms in groups.items()
+        if translation_budgets.complete(arms.get(STANDARD, []))
+    }
+
+
+def heads_of_encoders() -> Finding:
+    """Whether most heads of trained encoders are positional, by the records of their weights."""
+    groups = encoders()
+    if not groups:
         maps = {"the attention maps of a trained encoder": None}
         return untestable("most heads are positional, and many alike", maps, lack="there are no records of")
-    shares = {task: 100 * positional_heads.positional(rows) / len(rows) for task, rows in encoders.items()}
-    return region(MOST, {task: round(share, 1) for task, share in shares.items()})
+    every = {label: [head for layer in layers for head in layer] for label, layers in groups.items()}
+    shares = {label: 100 * positional_heads.positional(heads) / len(heads) for label, heads in every.items()}
+    found = region(MOST, {label: round(share, 1) for label, share in shares.items()}, unit=" % of the heads")
+    return found.noting("The encoders are small, and were trained to translate German to English")
 
 
 def pruned() -> Finding:
@@ -151,7 +166,7 @@ def heads() -> Finding:
     for (task, _), stages in positional_heads.arms(records, device).items() if device else ():
         found.setdefault(task, []).extend(stages["trained"])
     parts = {
-        "positional and alike": heads_of_encoders(found),
+        "positional and alike": heads_of_encoders(),
         "heads of an encoder that go before a sentence in a hundred is lost": pruned(),
     }
     if not found:

@@ -203,18 +203,20 @@ def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, Runs]]:
     have the error of the choice of the test's sentences.
     """
     found = {
-        pairs: {arm: _judged(runs) for arm, runs in arms.items() if [analysis.seed(run) for run in runs] == list(SEEDS)}
+        pairs: {arm: _judged(runs) for arm, runs in arms.items() if complete(runs)}
         for pairs, arms in grouped(records).items()
     }
     return {pairs: arms for pairs, arms in found.items() if arms}
 
 
+def complete(runs: Sequence[Record]) -> bool:
+    """Whether an arm has been run with all `SEEDS`."""
+    return {analysis.seed(run) for run in runs} == set(SEEDS)
+
+
 def _judged(runs: Sequence[Record]) -> Runs:
     """The runs of one arm at the budget that counts."""
     budget = best(runs)
-
-    def look(run: Record) -> dict[str, Any]:
-        return next(look for look in run["facts"]["validation"] if look["budget"] == budget)
 
     def without_parts(run: Record) -> tuple[float, ...]:
         table = _at(run, budget)
@@ -222,8 +224,8 @@ def _judged(runs: Sequence[Record]) -> Runs:
 
     measures = {
         "score": lambda run: score(_at(run, budget).sum(0)),
-        "loss": lambda run: float(look(run)["test_nats"]),
-        "seen": lambda run: float(look(run)["seen_nats"]),
+        "loss": lambda run: float(_look(run, budget)["test_nats"]),
+        "seen": lambda run: float(_look(run, budget)["seen_nats"]),
     }
     return analysis.joined(runs, measures)._replace(left_out={"score": tuple(map(without_parts, runs))})
 
@@ -255,6 +257,19 @@ def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
     """BLEU of each run, from 0 to 1, at a budget, by default the one that counts."""
     at = best(runs) if budget is None else budget
     return [score(_at(run, at).sum(0)) for run in runs]
+
+
+def heads_by_layer(runs: Sequence[Record], budget: int | None = None) -> list[list[dict[str, Any]]]:
+    """The figures of `heads` for each head of all runs, layer by layer, at a budget, by default the one that counts."""
+    at = best(runs) if budget is None else budget
+    layers = zip(*(_look(run, at)["heads"] for run in runs), strict=True)
+    return [[head for heads in layer for head in heads] for layer in layers]
+
+
+def _look(run: Record, budget: int) -> dict[str, Any]:
+    """What was found of a run at a budget, but for the counts of the test."""
+    found: dict[str, Any] = next(look for look in run["facts"]["validation"] if look["budget"] == budget)
+    return found
 
 
 def _at(run: Record, budget: int) -> Array:
