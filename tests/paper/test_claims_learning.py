@@ -187,7 +187,7 @@ def test_every_experiment_has_its_settings(stored):
         "images, digits": ("frozen",),
         "fine-tuning, QK drawn anew": ("frozen",),
         "translation, 1,000 pairs": ("frozen",),
-        "translation, 5,000 pairs, 1 passes": ("frozen",),
+        "translation, 5,000 pairs, up to 1 passes": ("frozen",),
         "transduction, new pairs": ("frozen",),
         "synthetic, induction": ("frozen",),
     }

@@ -236,14 +236,14 @@ PRINTED = {
 
 
 class Amount(NamedTuple):
-    """How many pairs there are to train on, 0 if they are drawn anew, and how often the long runs go through them; 0
-    for the short runs of the first experiment."""
+    """How many pairs there are to train on, 0 if they are drawn anew, and how often the long runs go through them at
+    most; 0 for the short runs of the first experiment."""
 
     pairs: int
     passes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.pairs:,} pairs" + (f", {self.passes} passes" if self.passes else "")
+        return f"{self.pairs:,} pairs" + (f", up to {self.passes} passes" if self.passes else "")
 
 
 Pairs = dict[Amount, dict[str, Runs]]

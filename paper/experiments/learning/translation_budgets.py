@@ -14,7 +14,7 @@ test, were replaced when the runs on 5,000 pairs were known: three seeds are too
 were too narrow.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import exp
 from pathlib import Path
@@ -196,14 +196,17 @@ def grouped(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
     return dict(sorted(found.items()))
 
 
-def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, Runs]]:
-    """Number of pairs -> arm -> its runs at the budget that counts, of the arms that all `SEEDS` have run.
+def by_pairs(
+    records: Iterable[Record], at: Callable[[Sequence[Record]], int] | None = None
+) -> dict[int, dict[str, Runs]]:
+    """Number of pairs -> arm -> its runs, of the arms that all `SEEDS` have run, at the budget that counts; or, for
+    comparison, at the one that `at` names.
 
     The measures are those of `translating` without 'correct'. BLEU is also left out part by part, so that intervals
     have the error of the choice of the test's sentences.
     """
     found = {
-        pairs: {arm: _judged(runs) for arm, runs in arms.items() if complete(runs)}
+        pairs: {arm: _judged(runs, (at or best)(runs)) for arm, runs in arms.items() if complete(runs)}
         for pairs, arms in grouped(records).items()
     }
     return {pairs: arms for pairs, arms in found.items() if arms}
@@ -214,9 +217,8 @@ def complete(runs: Sequence[Record]) -> bool:
     return {analysis.seed(run) for run in runs} == set(SEEDS)
 
 
-def _judged(runs: Sequence[Record]) -> Runs:
-    """The runs of one arm at the budget that counts."""
-    budget = best(runs)
+def _judged(runs: Sequence[Record], budget: int) -> Runs:
+    """The runs of one arm at a budget."""
 
     def without_parts(run: Record) -> tuple[float, ...]:
         table = _at(run, budget)
@@ -231,7 +233,7 @@ def _judged(runs: Sequence[Record]) -> Runs:
 
 
 def passes(case: Case) -> float:
-    """How often the longest budget goes through the pairs."""
+    """How often a run's budget goes through its pairs."""
     return float(case["base"] * case["budget"] * case["B"] / case["pairs"])
 
 
@@ -245,6 +247,11 @@ def best(runs: Sequence[Record]) -> int:
     """The budget that counts."""
     found = losses(runs)
     return min(found, key=lambda budget: found[budget])
+
+
+def longest(runs: Sequence[Record]) -> int:
+    """The longest budget."""
+    return max(losses(runs))
 
 
 def converged(runs: Sequence[Record]) -> bool:
