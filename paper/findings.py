@@ -382,8 +382,8 @@ def freezing_learnt() -> Values:
     steps = baseline.configuration["steps"]
     against = learning.compared("frozen", "learned", learning.every_setting())
     others = {label: pair for label, pair in against.items() if pair.unit.name != BITS_A_BYTE.name}
-    lost = [label for label, pair in against.items() if pair.outcome == "worse"]
-    elsewhere = [label for label in lost if label in others]
+    lost = {label for label, pair in against.items() if pair.outcome == "worse"}
+    elsewhere = {label: pair for label, pair in others.items() if label in lost}
     assert len(lost) - len(elsewhere) == len(against) - len(others)
     assert all(label.startswith("translation, ") and label.endswith(" passes") for label in elsewhere)
     margin = f"{Decision.of(baseline.configuration).margin:g}"
@@ -398,9 +398,8 @@ def freezing_learnt() -> Values:
     }
     if elsewhere:
         found["lost_long"] = "; ".join(
-            f"{others[label].unit.spelt(others[label].mean, others[label].interval)} {others[label].unit.name} with "
-            f"{label.removeprefix('translation, ')}"
-            for label in elsewhere
+            f"{pair.unit.spelt(pair.mean, pair.interval)} {pair.unit.name} with {label.removeprefix('translation, ')}"
+            for label, pair in elsewhere.items()
         )
     stages = along_budgets(experiments.load("bytes-budgets"), device, text)
     longest = min((width for width, _ in stages), default=0), max(language.BUDGETS)

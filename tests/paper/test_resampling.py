@@ -160,9 +160,9 @@ def test_students_interval_by_hand():
 
 @pytest.mark.parametrize("of_parts", [0.0, 3.0])
 def test_how_often_students_interval_of_three_seeds_holds_the_mean(of_parts):
-    """Seeds and 36 parts of a test add normal errors to a mean of 0. An interval at 90 % misses it 1 time in 10 at most
-    (`SIGMAS` standard deviations above that for what is random here); without the parts' error it does so if only the
-    seeds matter."""
+    """Seeds and 36 parts of a test add normal errors to a mean of 0. An interval at 90 % misses it 1 time in 10 at
+    most. An interval without the parts' error does so only where the parts add none. The count is random, so it may lie
+    `SIGMAS` standard deviations above its mean."""
     seeds, parts, samples, level = 3, 36, 4000, 0.1
     random = np.random.default_rng(1)
     of_seeds, of_test = random.normal(size=(samples, seeds, 1)), random.normal(size=(samples, 1, parts))

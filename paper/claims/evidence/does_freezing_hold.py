@@ -218,20 +218,20 @@ def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:
 def _translated(records: Sequence[Record], where: str) -> dict[str, Setting]:
     found = {}
     for pairs, arms in translating.by_pairs(records, where).items():
-        named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
         case = next(iter(arms.values())).configuration
         many = f"{pairs:,} pairs" if pairs else "new pairs"
-        found[f"{case['task']}, {many}"] = Setting(Arms(named, "score", SCORES[case["decision_metric"]]))
+        found[f"{case['task']}, {many}"] = _encoders(arms, SCORES[case["decision_metric"]])
     return found
 
 
 def _translated_long(records: Sequence[Record], _where: str) -> dict[str, Setting]:
     """The long runs of translation, each arm at the budget that counts for it."""
-    found = {}
-    for amount, arms in long_runs(records).items():
-        named = {name: arms[own] for name, own in TRANSLATED.items() if own in arms}
-        found[f"translation, {amount}"] = Setting(Arms(named, "score", BLEU))
-    return found
+    return {f"translation, {amount}": _encoders(arms, BLEU) for amount, arms in long_runs(records).items()}
+
+
+def _encoders(arms: Mapping[str, Runs], unit: Unit) -> Setting:
+    """The arms whose encoders have heads of one kind, under the names of these kinds."""
+    return Setting(Arms({name: arms[own] for name, own in TRANSLATED.items() if own in arms}, "score", unit))
 
 
 def _synthetic(records: Sequence[Record], where: str) -> dict[str, Setting]:

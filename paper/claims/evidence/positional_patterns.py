@@ -120,12 +120,12 @@ MANY = (25, 100)  # the source gives no figure; any share from 1 % to 31 % would
 STANDARD = "8 learned"  # the encoder that the source speaks of
 
 
-def encoders() -> dict[str, list[list[dict[str, Any]]]]:
-    """The heads of the standard encoders that were trained to translate, layer by layer, by the pairs to train on."""
+def encoders() -> dict[str, list[dict[str, Any]]]:
+    """The heads of the standard encoders that were trained to translate, by the pairs to train on."""
     records = of_judged_devices(experiments.load("translation-budgets"))
     groups = translation_budgets.grouped(records)
     return {
-        f"{pairs:,} pairs": translation_budgets.heads_by_layer(arms[STANDARD])
+        f"{pairs:,} pairs": [head for layer in translation_budgets.heads_by_layer(arms[STANDARD]) for head in layer]
         for pairs, arms in groups.items()
         if translation_budgets.complete(arms.get(STANDARD, []))
     }
@@ -133,14 +133,13 @@ def encoders() -> dict[str, list[list[dict[str, Any]]]]:
 
 def heads_of_encoders() -> Finding:
     """Whether most heads of trained encoders are positional, by the records of their weights."""
-    groups = encoders()
-    if not groups:
+    found = encoders()
+    if not found:
         maps = {"the attention maps of a trained encoder": None}
         return untestable("most heads are positional, and many alike", maps, lack="there are no records of")
-    every = {label: [head for layer in layers for head in layer] for label, layers in groups.items()}
-    shares = {label: 100 * positional_heads.positional(heads) / len(heads) for label, heads in every.items()}
-    found = region(MOST, {label: round(share, 1) for label, share in shares.items()}, unit=" % of the heads")
-    return found.noting("The encoders are small, and were trained to translate German to English")
+    shares = {label: 100 * positional_heads.positional(heads) / len(heads) for label, heads in found.items()}
+    finding = region(MOST, {label: round(share, 1) for label, share in shares.items()}, unit=" % of the heads")
+    return finding.noting("The encoders are small, and were trained to translate German to English")
 
 
 def pruned() -> Finding:
