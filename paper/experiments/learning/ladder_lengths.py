@@ -2,7 +2,8 @@
 
 Every step draws as many bytes, whatever a window's length, and every model is tested on nearly the same bytes. The
 rates are those that the ladder chose for twice as much text, in windows of the text's own length. Learned heads, the
-rival, have twice and four times that rate as well; the best of the three counts, length by length.
+rival, have twice and four times that rate as well; the best of the three counts, length by length. So have positional
+heads alone, the control: they retrieve nothing, so what they gain by longer windows is not retrieval.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +19,12 @@ from paper.experiments.learning.ladder_analysis import RIVAL, SELECTIVE, Tested
 LENGTHS = (2048, 256, 1024, 512)
 BYTES = 2048  # of a step, twice as many as the ladder's
 BUDGET = 4
-ARMS = {RIVAL: "ladder", SELECTIVE: "ladder-selective"}  # and where their rates were chosen
+CONTROL = "positional"
+# And where their rates were chosen.
+ARMS = {RIVAL: "ladder", SELECTIVE: "ladder-selective", CONTROL: "ladder-others"}
 SEEN = BUDGET * ladder.BASE * BYTES  # bytes that a model has read in the end
 SEEDS = ladder.SEEDS[2:]
-TIMES = {RIVAL: (1, 2, 4), SELECTIVE: (1,)}  # the rate chosen there
+TIMES = {RIVAL: (1, 2, 4), SELECTIVE: (1,), CONTROL: (1, 2, 4)}  # the rate chosen there
 
 run, short, work, line = ladder.run, ladder.short, ladder.work, ladder.line
 
@@ -68,10 +71,18 @@ def best(records: Iterable[Record], text: str, arm: str, N: int, budget: int = B
     return min((group for group in groups if len(group) == most), key=bits, default=[])
 
 
-def compared(records: Sequence[Record], text: str, N: int, budget: int = BUDGET) -> Tested | None:
-    """Selective heads' bits a byte less learned heads', both with windows of N bytes; None of fewer than two seeds."""
-    own = [record for arm in ARMS for record in best(records, text, arm, N, budget)]
-    return ladder_analysis.compared(own, text, SELECTIVE, budget)
+def compared(
+    records: Sequence[Record],
+    text: str,
+    N: int,
+    budget: int = BUDGET,
+    *,
+    arm: str = SELECTIVE,
+    against: str = RIVAL,
+) -> Tested | None:
+    """An arm's bits a byte less another's, both with windows of N bytes; None of fewer than two seeds."""
+    own = [record for one in (arm, against) for record in best(records, text, one, N, budget)]
+    return ladder_analysis.compared(own, text, arm, budget, against=against)
 
 
 def label(case: Case) -> str:
@@ -79,12 +90,14 @@ def label(case: Case) -> str:
     return f"{ladder.label(case)}, N={case['N']}"
 
 
-@by_devices(note=": bits a byte of selective heads less those of learned heads", groups=pooled)
+@by_devices(note=": bits a byte less those of learned heads", groups=pooled)
 def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures: for each text and length of windows the difference of the two kinds, with its interval."""
+    """The stored figures: for each text, arm and length of windows the difference from learned heads, with its
+    interval."""
     lines = []
-    for text, N in product(ladder.TEXTS, sorted(LENGTHS)):
-        if found := compared(records, text, N):
+    for text, arm, N in product(ladder.TEXTS, (SELECTIVE, CONTROL), sorted(LENGTHS)):
+        if found := compared(records, text, N, arm=arm):
             low, high = found.interval
-            lines.append(f"{text:8} N = {N:<5} {found.mean:+.4f} [{low:+.4f}, {high:+.4f}], {len(found.seeds)} seeds")
+            difference = f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}], {len(found.seeds)} seeds"
+            lines.append(f"{text:8} N = {N:<5} {difference}  {arm}")
     return lines
