@@ -63,9 +63,12 @@ def freeze_qk(
 
     A head of keys that several heads of queries share is frozen with all of them. A second call leaves frozen heads
     frozen and draws the chosen ones again. Frozen weights are no longer parameters, and the trained rest of the same
-    matrix is a new parameter: make the optimiser afterwards. The state dict keeps the layers' own names and shapes and
-    says which rows are frozen; it loads into a model with the same frozen rows. `save_pretrained` writes the conversion
-    into the configuration (`ortho.adapters.restore`).
+    matrix is a new parameter: make the optimiser afterwards. Write to these parameters, or load a state dict; what is
+    written to a whole matrix, such as `in_proj_weight`, may be lost.
+
+    The state dict says which rows are frozen and loads into a model with the same frozen rows. It keeps the names and
+    shapes of other libraries' layers; a partly frozen `ortho.MultiheadAttention` has `rows_q.weight` and
+    `rows_k.weight` instead. `save_pretrained` writes the conversion into the configuration (`ortho.adapters.restore`).
 
     Raises TypeError or ValueError, naming the argument, for a model without such layers or with unknown ones; for
     layers and heads that do not exist; for only some of the heads that share keys; for weights that are shared with

@@ -15,8 +15,6 @@ from ortho.projections.projection import Detached
 
 Draw = Callable[[int, int], Tensor]  # (rows, columns) -> a matrix of that shape
 
-_WHOLE = {"weight": "whole_weight", "bias": "whole_bias"}
-
 # Linear layers of transformers besides torch's: whether they store the transpose and are constructed with (out, in).
 _OTHERS = {"transformers.pytorch_utils.Conv1D": True, "transformers.models.falcon.modeling_falcon.FalconLinear": False}
 
@@ -27,10 +25,11 @@ class FrozenRows(nn.Module):
     `frozen` (out,) says which. With `stop_gradient` no gradient passes through the frozen rows to x. `kind` is the
     class of the layer that this replaces.
 
-    W and b are each stored whole, in a buffer, and the trained parameters are views of them, one for each run of
-    trained rows. So a call without gradients concatenates nothing, and writing to a parameter writes to the whole. If
-    the parameters are no longer views (some wrappers give them other memory), rows are concatenated at each call, as
-    they are when a gradient is needed.
+    Each run of trained rows is a parameter, each run of frozen rows a buffer. All are views of W and b, which are
+    stored whole. So a call without gradients concatenates nothing, and writing to a parameter writes to the whole. If
+    they are no longer views (some wrappers give them other memory), rows are concatenated at each call, as they are
+    when a gradient is needed. `weight` and `bias` are for reading: what is written to them may be lost, or change
+    frozen rows.
 
     The state dict has the names and shapes of the linear layer, and `frozen`: for each row 0, or 1 if it is frozen, or
     2 if gradients stop there as well. It loads only where the same rows are frozen.
@@ -53,20 +52,28 @@ class FrozenRows(nn.Module):
         ends = torch.tensor([0, *(length for _, length in runs)]).cumsum(0).tolist()
         # For each run of rows: the first row, the end, and whether it is frozen.
         self._runs = [(first, stop, key) for (key, _), first, stop in zip(runs, ends, ends[1:], strict=False)]
-        self._trained: dict[
-            str, list[tuple[str, int, int]]
-        ] = {}  # parameters of the weight and of the bias, their rows
+        # Of the weight and of the bias: the whole, and the name of each run with its rows and whether it is frozen.
+        self._whole: dict[str, Tensor | None] = {}
+        self._rows: dict[str, list[tuple[str, int, int, bool]]] = {}
         for name, value, needs in zip(("weight", "bias"), (weight, bias), trains, strict=True):
             self._set(name, None if value is None else value.detach().clone(), needs)
 
     def _set(self, name: str, whole: Tensor | None, needs: bool) -> None:
-        """Store a whole matrix, or bias, and make parameters that are views of it."""
-        self.register_buffer(f"whole_{name}", whole, persistent=False)
-        runs = () if whole is None else self._runs
-        self._trained[name] = [(f"trained_{name}_{first}", first, stop) for first, stop, frozen in runs if not frozen]
-        for key, first, stop in self._trained[name]:
+        """Store a whole matrix, or bias, and make parameters and buffers that are views of it."""
+        whole = None if whole is None else self._laid_out(name, whole)
+        self._whole[name], self._rows[name] = whole, []
+        for first, stop, frozen in () if whole is None else self._runs:
             assert whole is not None
-            self.register_parameter(key, nn.Parameter(whole[first:stop], needs))
+            key = f"{'frozen' if frozen else 'trained'}_{name}_{first}"
+            self._rows[name].append((key, first, stop, frozen))
+            if frozen:
+                self.register_buffer(key, whole[first:stop], persistent=False)
+            else:
+                self.register_parameter(key, nn.Parameter(whole[first:stop], needs))
+
+    def _laid_out(self, name: str, whole: Tensor) -> Tensor:
+        """The whole in the memory order of the layer that this replaces, so that a state dict has no copies."""
+        return whole.T.contiguous().T if name == "weight" and _transposed(self.kind) else whole.contiguous()
 
     @staticmethod
     def problem(layer: nn.Module) -> str | None:
@@ -121,7 +128,7 @@ class FrozenRows(nn.Module):
     @property
     def frozen(self) -> Bool[Tensor, "out"]:
         """Which rows are frozen."""
-        whole = self._buffers["whole_weight"]
+        whole = self._whole["weight"]
         assert whole is not None
         return self._code().to(torch.bool).to(whole.device)
 
@@ -136,49 +143,50 @@ class FrozenRows(nn.Module):
         return any(frozen for *_, frozen in self._runs)
 
     def _together(self, name: str) -> Tensor | None:
-        whole = self._buffers[_WHOLE[name]]
+        whole = self._whole[name]
         if whole is None or (not self._differentiated(name) and self._tied(name, whole)):
             return whole
         return torch.cat(self._parts(name))
 
     def _parts(self, name: str) -> list[Tensor]:
         """The runs of rows."""
-        whole = self._buffers[f"whole_{name}"]
-        assert whole is not None
-        parts = {first: whole[first:stop] for first, stop, _ in self._runs}
-        return list((parts | {first: getattr(self, key) for key, first, _ in self._trained[name]}).values())
+        return [getattr(self, key) for key, *_ in self._rows[name]]
 
     def _differentiated(self, name: str) -> bool:
-        return torch.is_grad_enabled() and any(getattr(self, key).requires_grad for key, *_ in self._trained[name])
+        return torch.is_grad_enabled() and any(part.requires_grad for part in self._parts(name))
 
     def _tied(self, name: str, whole: Tensor) -> bool:
-        """Whether the parameters are still views of the whole. It runs at each call, so it has to be fast."""
-        trained = self._trained[name]
-        if not trained or torch.compiler.is_compiling():
-            return not trained
+        """Whether the runs of rows are still views of the whole. It runs at each call, so it has to be fast."""
+        rows = self._rows[name]
+        if not rows or torch.compiler.is_compiling():
+            return not rows
         parameters: Any = self._parameters
+        buffers: Any = self._buffers
         try:
-            begin, step = whole.data_ptr(), whole.nbytes // self.out_features
-            for key, first, _ in trained:
-                if parameters[key].data_ptr() != begin + first * step:
+            begin, step = whole.data_ptr(), whole.stride(0) * whole.element_size()
+            for key, first, _, frozen in rows:
+                if (buffers if frozen else parameters)[key].data_ptr() != begin + first * step:
                     return False
         except RuntimeError:  # tensors without memory, in transformations of functions
             return False
         return True
 
     def _tie(self) -> None:
-        """Make the parameters views of the whole again, keeping their values."""
-        for name in ("weight", "bias"):
-            whole = self._buffers[f"whole_{name}"]
+        """Make the runs of rows views of the whole again, keeping their values."""
+        for name, rows in self._rows.items():
+            whole = self._whole[name]
             if whole is None or self._tied(name, whole):
                 continue
             with torch.no_grad():
-                self._buffers[f"whole_{name}"] = whole = torch.cat(self._parts(name))
-            for key, first, stop in self._trained[name]:
-                getattr(self, key).data = whole[first:stop]
+                self._whole[name] = whole = self._laid_out(name, torch.cat(self._parts(name)))
+            for key, first, stop, frozen in rows:
+                if frozen:
+                    self._buffers[key] = whole[first:stop]
+                else:
+                    getattr(self, key).data = whole[first:stop]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenRows":
-        super()._apply(fn, recurse)  # parameters one by one
+        super()._apply(fn, recurse)  # each run of rows on its own
         self._tie()
         return self
 
@@ -311,8 +319,7 @@ class FrozenRows(nn.Module):
                     self._set(name, value.detach().clone(), needs)
                     continue
                 with torch.no_grad():
-                    getattr(self, f"whole_{name}").copy_(value)
-                    for key, first, stop in self._trained[name]:
+                    for key, first, stop, _ in self._rows[name]:
                         getattr(self, key).copy_(value[first:stop])
 
 

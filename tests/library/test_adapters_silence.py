@@ -211,15 +211,46 @@ def rows(bias=True, stop=False):
 
 
 def test_nothing_is_joined_without_a_gradient():
-    """The matrix is one piece of memory, and the parameters are views of it."""
+    """The matrix is one piece of memory, and what is trained and what is frozen are views of it."""
     layer = rows()
     with torch.no_grad():
-        assert layer.weight.data_ptr() == layer.whole_weight.data_ptr()
-        assert layer.bias.data_ptr() == layer.whole_bias.data_ptr()
+        assert layer.weight.data_ptr() == layer.frozen_weight_1.data_ptr() - layer.weight[:1].nbytes
+        assert layer.bias.data_ptr() == layer.trained_bias_0.data_ptr()
     own = {
         x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in [*layer.parameters(), *layer.buffers()]
     }
     assert sum(own.values()) == 8 * (8 * 5 + 8)
+
+
+def by_kind(mean, model):
+    """A usual moving average: parameters are averaged, buffers copied."""
+    for mine, new in zip(mean.parameters(), model.parameters(), strict=True):
+        mine.lerp_(new, 0.25)
+    for mine, new in zip(mean.buffers(), model.buffers(), strict=True):
+        mine.copy_(new)
+
+
+def by_state(mean, model):
+    new = model.state_dict()
+    once = {mine.data_ptr(): (key, mine) for key, mine in mean.state_dict().items()}  # tied weights have one memory
+    for key, mine in once.values():
+        mine.copy_(mine.lerp(new[key], 0.25) if mine.is_floating_point() else new[key])
+
+
+@pytest.mark.parametrize("average", [by_kind, by_state])
+@pytest.mark.parametrize("name", ["torch", "gpt2"])
+def test_averages_of_weights(name, average):
+    """What others write into a copy's parameters, buffers or state dict stays written; frozen rows stay as they are."""
+    model = freeze_qk(build(name))
+    mean = copy.deepcopy(model)
+    before = {key: value.clone() for key, value in mean.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+        average(mean, model)
+    for key, new in model.state_dict().items():
+        wanted = before[key].lerp(new, 0.25) if new.is_floating_point() else new
+        torch.testing.assert_close(mean.state_dict()[key], wanted)
 
 
 def doubled(layer):
