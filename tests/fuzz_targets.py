@@ -250,7 +250,8 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         "random features": (RandomFeatureAttention(4, 8, **kind), ("forward", "redraw")),
         "write strength": (WriteStrength(8, 2, **kind), ("forward",)),
         "configuration": (_tiny(), ("build", "inputs", "cost", "step_by_part")),
-        "recomputed": (Recomputed([TransformerBlock(8, 2, **kind)]), ("forward",)),
+        # Two blocks: for one, [None] says that it starts anew.
+        "recomputed": (Recomputed([TransformerBlock(8, 2, **kind) for _ in range(2)]), ("forward",)),
         "recomputed attention": (RecomputedAttention(), ("forward",)),
         "key-value cache": (new_cache("softmax", 10_000), ("attend",)),
         "pattern": (Window(2), ("pairs",)),

@@ -147,14 +147,6 @@ def _tokens(gate, start, stop):
     return gate[:, :, start:stop]
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_recurrent_step_does_not_know_how_long_it_has_read(name):
-    """The declared FLOPs and bytes, which `test_counted` counts, are the same at every length."""
-    N = sp.Symbol("N", positive=True)
-    symbolic = decoded(name, 1, N, 2, 6, 6)
-    assert not {N} & (sp.sympify(symbolic.forward).free_symbols | sp.sympify(symbolic.nbytes).free_symbols)
-
-
 def test_kinds():
     """Softmax attention keeps keys and values, a pattern what may be read, anything else its state."""
     kinds = {name: type(new_cache(name, 64)).__name__ for name in CAUSAL}

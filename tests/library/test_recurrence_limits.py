@@ -230,18 +230,3 @@ def test_bad_steps_and_rates(form):
     ):
         refuses(f"^{message}", ssd, **{"q": q, "k": k, "v": v} | change)
     assert ssd(q, k, v, step=1e30 * single, rate=1e30 * single, is_causal=True).isfinite().all()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", NAMES)
-def test_long_keys(name):
-    """A mechanism that erases refuses keys that are not normalised and too long; others take keys of any length, or
-    divide by it."""
-    given = arguments(name, 2, length=5, state=False)
-    given["k"] = 2 * given["k"] / given["k"].norm(dim=-1, keepdim=True)
-    if name not in NORMALISING:
-        FUNCTIONS[name, "fast"](**given)
-        return
-    given["beta"] = 0.6 * ONES
-    with pytest.raises(ValueError, match=r"^k: expected beta \|k\|\^2 within 0 and 2, got 2.4 to 2.4"):
-        FUNCTIONS[name, "fast"](**given, normalise=False)

@@ -130,15 +130,6 @@ def test_the_shift_as_the_formula_reads():
         close(layer(x, is_causal=causal), o.transpose(1, 2).flatten(2) @ layer.weight_o.mT)
 
 
-def test_the_shift_and_padding():
-    """A key that is not there adds nothing to the next one; on the left it is as good as absent."""
-    layer, x = shifted(), draw(B, N, WIDTH)
-    there = torch.arange(N) >= 4
-    padded = torch.where(there[:, None], x, 30 * x)
-    expected = layer(x[:, 4:], is_causal=True)
-    close(layer(padded, is_causal=True, key_padding_mask=~there.expand(B, N))[:, 4:], expected)
-
-
 @pytest.mark.parametrize("attention", ["softmax", "rotary"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_cost_of_the_shift(attention, causal):

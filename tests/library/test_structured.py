@@ -8,7 +8,6 @@ import torch
 from extent import some
 from refusals import refuses
 
-from ortho import MultiheadAttention, to_standard
 from ortho.adapters.rows import read_projection, written_projection
 from ortho.cost.counting import count_step
 from ortho.cost.layers import projection_cost
@@ -58,21 +57,6 @@ def test_it_is_the_matrices_that_it_stands_for(shared):
     x, context = (torch.randn(2, n, 24, dtype=torch.float64) for n in (5, 9))
     for given in ((x,), (x, context)):
         torch.testing.assert_close(one(*given), by_matrices(one)(*given), atol=1e-13, rtol=0)
-
-
-def test_in_a_layer():
-    """Nothing of it is trained; a layer converts by way of matrices; the gradient is that of the matrices, or none."""
-    x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
-    for stop in (False, True):
-        layer = MultiheadAttention(24, 4, projection=draw(24, 4, stop_gradient=stop), dtype=torch.float64)
-        assert {name for name, _ in layer.named_parameters()} == {"weight_v", "weight_o"}
-        y = layer(x, is_causal=True)
-        (found,) = torch.autograd.grad(y.sum(), x)
-        layer.projection = by_matrices(layer.projection)
-        z = layer(x, is_causal=True)
-        torch.testing.assert_close(z, y, atol=1e-12, rtol=0)
-        torch.testing.assert_close(torch.autograd.grad(z.sum(), x)[0], found, atol=1e-12, rtol=0)
-        torch.testing.assert_close(to_standard(layer)(x, is_causal=True), y, atol=1e-12, rtol=0)
 
 
 def test_signs_are_all_that_is_stored():
