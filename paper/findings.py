@@ -512,8 +512,8 @@ def _by_length() -> Values:
 def _selective(records: Sequence[Record]) -> Values:
     """Heads that read nothing without a match, alone and two of them beside one learned head.
 
-    Raises AssertionError unless both lead on program sources at the longest budget but one, and only the second at the
-    longest, where it takes the fewest bits of all.
+    Raises AssertionError unless both lead on program sources at the longest budget but one, where the second takes
+    fewer bits, and unless the first shows no lead at the longest, where the second takes fewer in the mean.
     """
     every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
     alone, beside = ladder_analysis.SELECTIVE, ladder_analysis.BESIDE

@@ -20,7 +20,7 @@ LENGTHS = (2048, 256, 1024, 512)
 BYTES = 2048  # of a step, twice as many as the ladder's
 BUDGET = 4
 CONTROL = "positional"
-# And where their rates were chosen.
+# With the experiment that chose their rates.
 ARMS = {RIVAL: "ladder", SELECTIVE: "ladder-selective", CONTROL: "ladder-others"}
 SEEN = BUDGET * ladder.BASE * BYTES  # bytes that a model has read in the end
 SEEDS = ladder.SEEDS[2:]
