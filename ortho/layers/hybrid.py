@@ -142,21 +142,26 @@ class HybridCache(Cache):
 
     def __init__(self, layer: nn.Module, parts: Iterable[Any], capacity: int | None) -> None:
         super().__init__(layer, capacity)
-        self.parts: list[Cache] = [part.new_cache(capacity) for part in parts]
+        self._parts: list[Cache] = [part.new_cache(capacity) for part in parts]
+
+    @property
+    def parts(self) -> list[Cache]:
+        """One cache for each part. Raises ValueError where a call has failed in a later part."""
+        lengths = [part.length for part in self._parts]
+        _checks.expect(len(set(lengths)) <= 1, "cache", "parts that have read as many tokens", lengths)
+        return self._parts
 
     @property
     def length(self) -> int:  # type: ignore[override]
-        """The number of tokens read. Raises ValueError where a call has failed in a later part."""
-        lengths = {part.length for part in self.parts}
-        _checks.expect(len(lengths) <= 1, "cache", "groups that have read as many tokens", sorted(lengths))
-        return lengths.pop()
+        """The number of tokens read. Raises ValueError as `parts` does."""
+        return self.parts[0].length
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return sum(part.nbytes for part in self._parts)
 
     def _own(self) -> None:
-        self.parts = [part.copy() for part in self.parts]
+        self._parts = [part.copy() for part in self._parts]
 
     def _attend(self, *_: Any) -> Tensor:
         name = type(self.attention).__name__

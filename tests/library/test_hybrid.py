@@ -9,7 +9,7 @@ from gradients import step
 from refusals import refusals, refuses
 from seeded import draw
 
-from ortho import LanguageModel, MultiheadAttention, TransformerBlock
+from ortho import ConvolvedAttention, LanguageModel, MultiheadAttention, TransformerBlock
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.positional import PositionalHeads
 
@@ -100,15 +100,19 @@ def test_initial_variance(kind):
         assert abs(weight.square().mean().item() * 1024 - 1) < 0.04
 
 
-def test_a_cache_that_failed_in_a_later_group_says_so():
-    one, x = layer(), draw(2, 3, WIDTH)
+@pytest.mark.parametrize("make", [HybridAttention, partial(ConvolvedAttention, of=HybridAttention)])
+def test_a_cache_that_failed_in_a_later_group_says_so(make):
+    """When it is read again, too: its parts would continue different sequences."""
+    one, x = make(WIDTH, H, heads=SPLIT, dtype=torch.float64), draw(2, 3, WIDTH)
     cache = one.new_cache(4)
     one(x, is_causal=True, cache=cache)
     refuses("k: expected at most 1 tokens more in a cache of capacity 4, got 3", one, x, is_causal=True, cache=cache)
     assert cache.length == 3
-    one.groups[0](x[:, :1], is_causal=True, cache=cache.parts[0])
-    with pytest.raises(ValueError, match=r"cache: expected groups that have read as many tokens, got \[3, 4\]"):
-        _ = cache.length
+    kinds, parts = (one, cache) if isinstance(one, HybridAttention) else (one.attention, cache.parts[0])
+    kinds.groups[0](x[:, :1], is_causal=True, cache=parts.parts[0])
+    half = r"cache: expected parts that have read as many tokens, got \[4, 3, 3\]"
+    refuses(half, lambda: cache.length)
+    refuses(half, one, x[:, :1], is_causal=True, cache=cache)
 
 
 def test_in_a_block_and_in_a_model():
