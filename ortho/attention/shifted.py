@@ -50,7 +50,7 @@ class ShiftedKeysValues(nn.Module):
         if mechanism.gates:
             raise ValueError(f"attention: expected a mechanism without gates, got {attention!r}")
         mechanism.form(form)  # checks the name
-        self.name, self.form = attention, form
+        self.name, self.form, self.same_tokens = attention, form, mechanism.same_tokens
         drawn = torch.rand(2, num_heads, generator=generator, dtype=dtype, device=device)
         self.keys, self.values = (nn.Parameter(torch.stack([now, 1 - now], 1)) for now in drawn)
 
@@ -66,6 +66,7 @@ class ShiftedKeysValues(nn.Module):
         scale: float | None = None,
         initial_state: State | None = None,
         return_state: bool = False,
+        same_tokens: bool = False,
     ) -> Any:
         """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), with the mechanism's arguments."""
         _checks.qkv(q, k, v, None, is_causal)
@@ -86,6 +87,7 @@ class ShiftedKeysValues(nn.Module):
             scale=scale,
             initial_state=state,
             return_state=return_state,
+            **({"same_tokens": same_tokens} if self.same_tokens else {}),
         )
         return (o[0], (k[..., -1:, :], v[..., -1:, :], *o[1])) if return_state else o
 

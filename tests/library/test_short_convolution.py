@@ -9,6 +9,7 @@ from refusals import refusals
 from seeded import draw
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
+from ortho.attention import MECHANISMS
 from ortho.attention.shifted import ShiftedKeysValues
 from ortho.cost.layers import convolved_layer, shifted_layer
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
@@ -128,6 +129,16 @@ def test_the_shift_as_the_formula_reads():
     for causal in (False, True):
         o = torch.nn.functional.scaled_dot_product_attention(q, *mixed, is_causal=causal)
         close(layer(x, is_causal=causal), o.transpose(1, 2).flatten(2) @ layer.weight_o.mT)
+
+
+@pytest.mark.parametrize("attention", [name for name, m in MECHANISMS.items() if m.fitted])
+def test_padding_is_not_in_the_fit_under_the_shift(attention):
+    """Neither its keys nor its queries: what a token reads does not depend on what padding holds."""
+    layer, x = shifted(attention), draw(B, N, WIDTH)
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    padding[:, 5:] = True
+    o, other = (layer(x + 9 * c * padding[..., None], key_padding_mask=padding)[:, :5] for c in (0, 1))
+    close(o, other)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "rotary"])
