@@ -1,6 +1,7 @@
 """Frozen matrices that are made from a seed, so that only the seed has to be stored."""
 
 import hashlib
+from collections.abc import Callable
 from math import pi
 from typing import Any
 
@@ -74,19 +75,31 @@ class SeededProjection(Detached):
             raise ValueError(f"seed: expected a seed and a digest in 40 bytes, got {describe(state)}")
         stored = bytes(state.tolist())
         seed = _seed(int.from_bytes(stored[:8], "little"))
+        self._make_again(seed, stored[8:])
+        self.seed, self.digest = seed, stored[8:]
+
+    def _make_again(self, seed: int, wanted: bytes) -> None:
+        """Replace the matrices by those of this seed and this digest."""
         made, digest = self._make(seed)
-        if digest != stored[8:]:
+        if digest != wanted:
             raise ValueError(
-                f"digest: expected {stored[8:].hex():.16} of the matrices of seed {seed}, got {digest.hex():.16}; "
+                f"digest: expected {wanted.hex():.16} of the matrices of seed {seed}, got {digest.hex():.16}; "
                 "this machine makes others, and needs them stored, in a FrozenProjection"
             )
-        self.seed, self.digest = seed, digest
         for name, matrix in zip("qk", made, strict=True):
             weight = getattr(self, f"weight_{name}")
             if weight.is_meta:  # a load that assigns: there is no memory to copy into
                 setattr(self, f"weight_{name}", matrix.to(weight.dtype))
             else:
                 weight.copy_(matrix)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "SeededProjection":
+        """Also make the matrices again for another dtype: it may be wider than the one that they were rounded to."""
+        before = self.weight_q.dtype
+        super()._apply(fn, recurse)
+        if self.weight_q.dtype != before and not self.weight_q.is_meta:
+            self._make_again(self.seed, self.digest)
+        return self
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, seed={self.seed}, stop_gradient={self.stop_gradient}"

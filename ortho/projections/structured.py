@@ -14,6 +14,7 @@ transform, common to q and k, would cancel in their products, and each product w
 If a head spans several rows of the table, the transform of the columns cancels in part, and two rounds are needed.
 """
 
+from collections.abc import Callable
 from math import isqrt, pi, sqrt
 from typing import Any
 
@@ -114,6 +115,17 @@ class StructuredProjection(Detached):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also make the transforms, which are not stored: in a module that was on `meta` they hold anything."""
         super()._load_from_state_dict(*args, **kwargs)
+        self._make_transforms()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StructuredProjection":
+        """Also make the transforms again for another dtype: it may be wider than the one that they were rounded to."""
+        before = self.signs_q.dtype
+        super()._apply(fn, recurse)
+        if self.signs_q.dtype != before:
+            self._make_transforms()
+        return self
+
+    def _make_transforms(self) -> None:
         for name, size in zip("ab", factors(self.d_model, self.head_dim), strict=True):
             made = transform(size, dtype=self.signs_q.dtype, device=self.signs_q.device)
             setattr(self, f"transform_{name}", made)

@@ -114,13 +114,15 @@ def test_a_state_dict_holds_forty_bytes(dtype):
 
 @DTYPES
 def test_every_dtype_has_the_same_matrices(dtype):
-    """Rounded from float32's; a layer that was rounded and loads its seed has its digits back."""
+    """Rounded from float32's; a layer that was rounded has its digits back in float32, and if it loads its seed."""
     one = seeded(3, dtype=dtype)
     exact = seeded(3).projection.weight_q
     assert torch.equal(one.projection.weight_q, exact.to(dtype))
     state, wide = one.state_dict(), one.float()
-    wide.load_state_dict(state)
     assert torch.equal(wide.projection.weight_q, exact)
+    other = seeded(4, dtype=dtype).float()
+    other.load_state_dict(state)
+    assert torch.equal(other.projection.weight_q, exact)
 
 
 def extra(projection, at, value):

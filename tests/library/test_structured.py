@@ -67,6 +67,8 @@ def test_signs_are_all_that_is_stored():
     other.load_state_dict(one.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(one(x), other(x), strict=True))
     assert torch.equal(draw(24, 4, seed=1).signs_q, one.signs_q)
+    y, _ = one(x)
+    assert torch.equal(one.bfloat16().double()(x)[0], y)  # signs are exact in any dtype, and so all is made again
 
 
 @pytest.mark.parametrize("assign", [False, True])
