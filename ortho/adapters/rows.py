@@ -60,10 +60,11 @@ class FrozenRows(nn.Module):
 
     def _set(self, name: str, whole: Tensor | None, needs: bool) -> None:
         """Store a whole matrix, or bias, and make parameters and buffers that are views of it."""
-        whole = None if whole is None else self._laid_out(name, whole)
-        self._whole[name], self._rows[name] = whole, []
-        for first, stop, frozen in () if whole is None else self._runs:
-            assert whole is not None
+        self._whole[name], self._rows[name] = None, []
+        if whole is None:
+            return
+        self._whole[name] = whole = self._laid_out(name, whole)
+        for first, stop, frozen in self._runs:
             key = f"{'frozen' if frozen else 'trained'}_{name}_{first}"
             self._rows[name].append((key, first, stop, frozen))
             if frozen:
