@@ -142,6 +142,7 @@ def model(
     **kwargs: Any,
 ) -> Cost:
     """Cost of `LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
+    _has_room("N", N, max_length)
     places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, the tokens' vectors
@@ -170,8 +171,7 @@ def text_encoder(
     **kwargs: Any,
 ) -> Cost:
     """Cost of `TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
-    numbers = isinstance(N, int) and isinstance(max_length, int)
-    expect(not numbers or max_length >= N, "N", f"at most max_length = {max_length}", N)
+    _has_room("N", N, max_length)
     norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
     embeddings = Cost(
         elementwise_forward=2 * B * N * d,  # tokens + segments + places
@@ -221,6 +221,12 @@ def vision_transformer(
     return added(replace(patch_map, decode=0), embeddings, blocks, norm, head)
 
 
+def _has_room(name: str, length: Size, max_length: Size | None) -> None:
+    """Raise ValueError for a sequence that the model refuses; symbols are not compared."""
+    fits = not (isinstance(length, int) and isinstance(max_length, int)) or length <= max_length
+    expect(fits, name, f"at most max_length = {max_length}", length)
+
+
 def _encoder(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
     """Cost of L blocks with biases; the place of their norms makes no difference."""
     return replace(block(*sizes, bias=True, **kwargs) * L, decode=0, state_bytes=0)
@@ -266,6 +272,8 @@ def encoder_decoder(
     A mask of the source's tokens does not change the cost: padding is computed, too. Raises TypeError or
     ValueError as the model does, and for a layer that has no closed form here.
     """
+    for name, length in (("M", M), ("N", N)):
+        _has_room(name, length, max_length)
     parts: dict[str, Any] = {"d_ff": d_ff, "bias": bias}
     read = block(B, M, d, **_settings("encoder", H, encoder), **parts)
     write = block(B, N, d, causal=True, **_settings("decoder", H, decoder), **parts)

@@ -45,6 +45,16 @@ def test_layer(projection, attention, form, causal, input_grad):
         assert_declared(declared, layer, x, is_causal=causal)
 
 
+@pytest.mark.parametrize("attention", [name for name, mechanism in MECHANISMS.items() if mechanism.gates])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_layer_with_gates_in_half_precision(attention, form):
+    """What a gate and the mechanism both keep is one tensor only if they keep it in one dtype."""
+    variant = {"attention": attention, "form": form}
+    x = torch.zeros(2, 70, 16, dtype=torch.bfloat16, requires_grad=True)
+    declared = cost.layer(2, 70, 16, 2, causal=True, itemsize=2, **variant)
+    assert_declared(declared, MultiheadAttention(16, 2, dtype=torch.bfloat16, **variant), x, is_causal=True)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 @pytest.mark.parametrize(

@@ -126,3 +126,6 @@ def test_errors():
     with pytest.raises(ValueError, match="attention: expected one of 'softmax', got 'linear'"):
         encoder_decoder(1, 5, 5, 8, 2, 1, cross={"attention": "linear"}, **sizes)
     refuses("H: expected a divisor of d = 8, got 3", cross_layer, 1, 5, 5, 8, 3)
+    refuses("M: expected at most max_length = 9, got 10", encoder_decoder, 1, 10, 5, 8, 2, 1, **sizes)
+    refuses("N: expected at most max_length = 9, got 10", encoder_decoder, 1, 5, 10, 8, 2, 1, **sizes)
+    refuses("N: expected at most max_length = 9, got 10", model, 1, 10, 8, 2, 1, **sizes)

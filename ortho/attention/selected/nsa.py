@@ -232,6 +232,12 @@ class BranchGates(Gate):
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
         return self._vectors(x).contiguous().sigmoid()
 
+    @classmethod
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+        made = super().cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize)
+        # The sigmoid and the mechanism keep one tensor, but in half precision the mechanism keeps a wider copy.
+        return made + Cost(saved_bytes=itemsize * B * N * cls.rows(d, H) if itemsize < 4 else 0)
+
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
     """The work of each branch's tilings, without the compressed branch if it has nothing to read."""
