@@ -39,7 +39,9 @@ def growth(
             why = f"drops {_terms(dropped)}"
             clause = f"{said} {why}; {exactly}"
             return Finding(Verdict.REFUTED, said, f"{have}: the claim {why}", clause, Severity.SUBSTANCE)
-        symbols = {symbol for term in missing for symbol in term.free_symbols if symbol.name in settings}
+        there = {symbol for term in missing for symbol in term.free_symbols if symbol.name in settings}
+        others = {symbol: [name for name in settings if name != symbol.name] for symbol in there}
+        symbols = [symbol for symbol in there if compare(claimed, exact, (*held, *others[symbol]))[0]]
         left_out = f"leaves out {_terms(sorted(symbols, key=str))} in {_terms(missing)}"
     too_high = f"nothing grows like {_terms(loose)}" if loose else ""
     why = "; ".join(filter(None, (left_out and f"the claim {left_out}", too_high)))

@@ -66,10 +66,11 @@ def loses_nothing(statement: str, found: Mapping[str, Told], *, unit: str = "") 
     """That nothing is lost by another way to learn, by what a decision fixed before the runs says of differences.
 
     confirmed: in every setting a loss as large as the decision's margin is excluded ('equivalent', 'better', 'not
-    worse'). conditional: in some, which are named. refuted: in none, and it is 'worse' in each. untestable: in none,
-    and somewhere the runs do not decide. The severity is that of `by_setting`.
+    worse'). conditional: in some, which are named. refuted: in none, and it is 'worse' in at least one, which suffices
+    against "nothing". untestable: in none, and the runs decide nowhere. The severity is that of `by_setting`.
     """
-    return _judge(statement, found, unit, _LOSS, wanted=False, what="nothing is lost", nowhere="a loss everywhere")
+    what, nowhere = "nothing is lost", "a loss everywhere"
+    return _judge(statement, found, unit, _LOSS, wanted=False, what=what, nowhere=nowhere, somewhere="a loss")
 
 
 def _judge(
@@ -81,6 +82,7 @@ def _judge(
     wanted: bool,
     what: str,
     nowhere: str,
+    somewhere: str = "",
 ) -> Finding:
     if not found:
         raise ValueError("found: expected at least one setting, got none")
@@ -89,4 +91,4 @@ def _judge(
     shown = [label for label, answer in answers.items() if answer is wanted]
     undecided = [label for label, answer in answers.items() if answer is None]
     how = "holds", "not shown"
-    return by_setting(statement, have, shown, undecided, what=what, nowhere=nowhere, how=how)
+    return by_setting(statement, have, shown, undecided, what=what, nowhere=nowhere, somewhere=somewhere, how=how)

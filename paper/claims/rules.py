@@ -110,7 +110,8 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
         return Finding(Verdict.CORRECTED, said, f"{have}: {why}", f"{why}: {first}", Severity.CONSTANT)
     severity = heaviest(_counts_apart(*pairs[label]) for label in wrong)
     clause = f"{share(len(wrong), len(pairs), 'counts', 'differs', 'differ')}: {first}" if len(pairs) > 1 else first
-    return Finding(Verdict.REFUTED, said, f"{have}; differs: {', '.join(wrong)}", clause, severity)
+    where = f"; differs: {', '.join(wrong)}" if len(pairs) > 1 else ""
+    return Finding(Verdict.REFUTED, said, f"{have}{where}", clause, severity)
 
 
 @rule

@@ -109,6 +109,7 @@ def by_setting(
     *,
     what: str,
     nowhere: str,
+    somewhere: str = "",
     how: tuple[str, str] = ("shows", "not"),
     unclear: str = "undecided at {}",
     against: Mapping[str, Number] | None = None,
@@ -117,7 +118,8 @@ def by_setting(
     """The finding of a rule that looks for something in each setting: `shown` everywhere, in some, or in none; if in
     none, whether it is `undecided` somewhere. `have` is what was found, in words; `what` and `nowhere` say what it
     means if it shows, and if it shows nowhere. `against` says how far each setting speaks against the claim: the clause
-    names the one that does so most; without `against`, the first.
+    names the one that does so most; without `against`, the first. `somewhere` says what a claim of all settings meets
+    where it is excluded: if it shows nowhere, one such setting refutes it, whether others are undecided or not.
 
     If the claim does not hold in every setting, its severity is `excluded`, by default `substance`, if a setting
     excludes what is claimed; it is `wording` if the other settings merely leave it open.
@@ -139,6 +141,10 @@ def by_setting(
         clause = f"{what} in {figures.share(len(shown), len(have), 'settings')}, not at {example}{more}"
         parted = f"{how[0]} at {figures.some(shown)}; {how[1]} at {failing}"
         return Finding(Verdict.CONDITIONAL, said, parted, clause, severity)
+    if undecided and somewhere and out:
+        where = figures.share(len(out), len(have), "settings")
+        clause = f"{somewhere} in {where}, as at {example}; the others leave it open"
+        return Finding(Verdict.REFUTED, said, f"{figures.listing(have, out)}: {somewhere} in {where}", clause, severity)
     if undecided:
         first = next(iter(undecided))
         clause = f"{have[first]} leaves it open{figures.bracketed(first)}"

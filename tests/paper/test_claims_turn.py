@@ -21,6 +21,7 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 from ortho.cost.big_o import H, N, d, m
 from ortho.projections import LearnedProjection
 from paper.claims import Ledger, Verdict, catalogue, judge
+from paper.claims.evidence.does_freezing_hold import DRAWS
 from paper.claims.ledger import _ledger
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
@@ -430,7 +431,9 @@ TURNS = {
     "S0.3.2b": Turn(REFUTED, mechanism("favor", quadratic)),
     # A head as wide as the layer has a feature for each entry that is looked up.
     "S0.3.2c": Turn(REFUTED, {f"{EVIDENCE}.lookup.HEADS": constantly(1)}),
-    "S0.3.2d": Turn(UNTESTABLE, {f"{EVIDENCE}.lookup.attention_layer": lucky}),
+    "S0.3.2d": Turn(
+        CONDITIONAL, {f"{EVIDENCE}.lookup.attention_layer": lucky} | records(errors(("frozen", "8 frozen"), 0.25))
+    ),
     "S0.3.2e": Turn(CONFIRMED, PROJECTING_SYNTHESIZER),
     "S0.3.3a": Turn(CONFIRMED, EVERY_CONSTANT_1),
     "S0.4.1a": Turn(CONFIRMED, HALF),
@@ -461,8 +464,8 @@ TURNS = {
     ),
     "S0.5.2a": Turn(REFUTED, {"ortho.adapters.conversion.unfreeze_qk": giving(without_queries)}),
     "S0.5.2b": Turn(REFUTED, mechanism("linear", quadratic)),
-    # Frozen heads are better on every text, and better than other draws.
-    "S0.5.2c": Turn(REFUTED, records(errors(("frozen", "8 frozen", "QK redrawn"), 0.25))),
+    # Frozen heads are better on every text, and so are other draws.
+    "S0.5.2c": Turn(CONDITIONAL, records(errors(("frozen", "8 frozen", "QK redrawn", *DRAWS), 0.25))),
     "S0.5.2d": Turn(CONFIRMED, records(errors(("frozen", "stopped"), 0.25))),
     "S0.5.2e": Turn(INCONSISTENT, FREE_BACKWARD),
     "S0.5.3a": Turn(REFUTED, VALUES_FIRST),

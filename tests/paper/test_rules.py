@@ -112,6 +112,7 @@ def test_rules_are_described():
         (counted(on("N^2 + N"), on("N^2 - N^3")), REFUTED, SUBSTANCE, ""),  # their orders cannot be compared
         (growth("N^2*d + N*d^2", "8*N*d^2 + 4*N^2*d"), CONFIRMED, None, ""),
         (growth("N^2*d + N*d^2", "4*N^2*d + 5*H*N^2"), CORRECTED, WORDING, "nothing grows like $N d^2$"),
+        (growth("L*N^2", "H*L*N^2"), CORRECTED, CONSTANT, "leaves out $H$ in $H L N^2$"),
         (growth("N*d^2", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N^2 d$"),
         (growth("N^2*d", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N d^2$"),
         (growth("N^2*d", "12*N*d^2 + 8*N^2*d", held=("d",)), CONFIRMED, None, "for constant $d$"),
@@ -205,7 +206,7 @@ def test_rules_are_described():
         (loses_nothing("p", told("not worse", "worse")), CONDITIONAL, SUBSTANCE, "not shown at"),
         (loses_nothing("p", told("better", "not better")), CONDITIONAL, WORDING, "not shown at"),
         (loses_nothing("p", told("worse", "worse")), REFUTED, SUBSTANCE, "(worse)"),
-        (loses_nothing("p", told("worse", "undecided")), UNTESTABLE, None, "(undecided)"),
+        (loses_nothing("p", told("worse", "undecided")), REFUTED, SUBSTANCE, "a loss in one of two settings"),
         (loses_nothing("p", told("not better")), UNTESTABLE, None, "(not better)"),
         (untestable("p", {"x": "any", "y": None}), UNTESTABLE, None, "the source does not define y"),
         (untestable("p", {"x": None, "y": 1}, lack="there are no"), UNTESTABLE, None, "there are no x"),
@@ -292,12 +293,15 @@ def test_settings_that_decide_are_listed_before_others():
     assert finding.ours.startswith("h: -1 to 3 (control 0 to 1), a: ")
 
 
-@pytest.mark.parametrize(("rule", "excluded"), [(outperforms, "equivalent"), (loses_nothing, "worse")])
-def test_what_is_undecided_is_listed_before_others(rule, excluded):
-    finding = rule("a statement", told(*[excluded] * 7, "undecided"))
-    assert finding.verdict == UNTESTABLE
-    assert finding.ours.startswith("h: 7 to 8 (undecided), a: ")
-    assert finding.ours.endswith("and 2 more: undecided at h")
+def test_what_decides_is_listed_first():
+    """What is undecided leaves a gain open; for "nothing is lost" one loss is enough."""
+    gains = outperforms("a statement", told(*["equivalent"] * 7, "undecided"))
+    assert gains.verdict == UNTESTABLE
+    assert gains.ours.startswith("h: 7 to 8 (undecided), a: ") and gains.ours.endswith("and 2 more: undecided at h")
+    losses = loses_nothing("a statement", told("undecided", *["worse"] * 7))
+    assert losses.verdict == REFUTED and losses.ours.startswith("b: 1 to 2 (worse), c: ")
+    assert losses.ours.endswith("and 2 more: a loss in seven of eight settings")
+    assert losses.clause.endswith("; the others leave it open")
 
 
 @pytest.mark.parametrize(

@@ -205,21 +205,16 @@ def compute_and_memory() -> Finding:
         "compute, %": region(COMPUTE, {way: more(segments) for way, segments in WAYS.items()}),
         "less memory for activations, %": region(MEMORY, {way: less(segments) for way, segments in WAYS.items()}),
     }
-    exact = {
-        form: {way: 100 * found(n, form).again / found(0, form).step for way, n in WAYS.items()}
+    fused, materialised = (
+        [way for way, n in WAYS.items() if _within(more(n, form), COMPUTE) and _within(less(n, form), MEMORY)]
         for form in ("fast", "reference")
-    }
-    meeting = [way for way, n in WAYS.items() if _within(more(n), COMPUTE) and _within(less(n), MEMORY)]
-    rounded = ", ".join(f"segments {way} ({exact['fast'][way]:.3f} % more compute)" for way in meeting) or "none"
-    kept = [
-        way
-        for way, again in exact["reference"].items()
-        if _within(again, COMPUTE) and _within(less(WAYS[way], "reference"), MEMORY)
-    ]
+    )
+    exact = {way: 100 * found(WAYS[way]).again / found(0).step for way in fused}
+    meeting = ", ".join(f"segments {way} ({again:.3f} % more compute)" for way, again in exact.items()) or "none"
     one = block(*(GPT2[size] for size in ("B", "N", "d", "H")))
     return all_of(parts).noting(
         f"GPT-2 small, {GPT2['N']:,} tokens, fused attention, to whole per cents as the source has them. Both ranges "
-        f"are met by {rounded}; with materialised scores, unrounded, by {', '.join(kept) or 'none'}. All of the "
+        f"are met by {meeting}; with materialised scores by {', '.join(materialised) or 'none'}. All of the "
         f"forward pass again would be {100 * one.forward / one.step:.1f} % more; the last product of a segment is not "
         "needed again"
     )

@@ -209,9 +209,9 @@ def orthogonal_rows() -> Finding:
     controls = ", ".join(span(control, " %") for _, control in steady.values())
     return all_of(parts).noting(
         f"Of independent rows against others: {controls}. Rows have the lengths $\\chi(K)$; $K = {WIDTH}$, for the "
-        f"weights {NARROW}. How much is gained falls with $|x + y|^2$: one per cent up to "
-        f"$|x + y|^2 = {where_orthogonality_helps(0.01, WIDTH):.1f}$; behind a LayerNorm this square is about "
-        f"${2 * sqrt(WIDTH):g}$"
+        f"weights {NARROW}. Of these squares the variance gains most at {max(gains, key=gains.__getitem__)}, and one "
+        f"per cent up to $|x + y|^2 = {where_orthogonality_helps(0.01, WIDTH):.1f}$; behind a LayerNorm this square is "
+        f"about ${2 * sqrt(WIDTH):g}$"
     )
 
 
@@ -247,7 +247,7 @@ def gram_schmidt() -> Finding:
             (0, EXACT),
             {f"$m = {m}$": float((omega[:m].mT @ omega[:m] - eye).abs().max()) for m in (WIDTH // 2, WIDTH, 4 * WIDTH)},
         ),
-        "correlation of two estimates, below 0": improves(
+        "how far the correlation of two estimates is below 0": improves(
             "less than of independent rows",
             {f"$|x + y|^2 = {n}$": -fixed_length_correlation(WIDTH, 1, n) for n in squares},
         ),
