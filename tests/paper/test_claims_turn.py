@@ -594,7 +594,7 @@ TURNS = {
         REFUTED,
         records(reached("loss_nats", 2, "frozen linear", "frozen FAVOR+", "frozen delta", "frozen window"), "bytes"),
     ),
-    "S2.5.3c": Turn(REFUTED, records(translated(0.1, "8 frozen"), "translation", "translation-budgets")),
+    "S2.5.3c": Turn(CONDITIONAL, records(errors(("frozen", "8 frozen"), 0.25))),
     "S2.6a": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.entry": constantly(as_cited)}),
     "S3.1a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S3.1b": Turn(REFUTED, QUADRATIC),
