@@ -230,14 +230,14 @@ def clocks() -> Values:
     patterns = _shares(pattern_records, "patterns", pattern_names, ".0f")
     if patterns:
         found["pattern_clocks"] = "; ".join(f"on `{device}` {took}" for device, took in patterns.items())
-    both = [device for device in kernel_clocks if device in memory_clocks and device.startswith("cpu-")]
+    both = [device for device in kernel_clocks if device in memory_clocks and experiments.on_cpu(device)]
     if both:
         found["linear_time"] = "; ".join(
             f"on `{device}`, {kernel_clocks[device]}; {memory_clocks[device]}" for device in both
         )
     crossings: dict[str, list[str]] = {}  # on GPUs, where short sequences do not tell
     for row in attention_analysis.crossovers(kernel_records):
-        if row["arms"] == "main" and not row["compiled"] and not row["device"].startswith("cpu-"):
+        if row["arms"] == "main" and not row["compiled"] and not experiments.on_cpu(row["device"]):
             words = f"{kernel_names[row['arm']]} {attention_analysis.in_words(row['alike'])}"
             crossings.setdefault(row["device"], []).append(words)
     if crossings:
@@ -345,7 +345,7 @@ def mixed_heads() -> Values:
 def _uncompiled_on_gpus(rows: Sequence[Any]) -> str:
     """Speed-ups at `LENGTH` of layers and blocks that are not compiled, and of their FLOPs, for each GPU."""
     told = []
-    for device in dict.fromkeys(row["device"] for row in rows if not row["device"].startswith("cpu-")):
+    for device in dict.fromkeys(row["device"] for row in rows if not experiments.on_cpu(row["device"])):
         kind = (device, LENGTH, WIDTH, False)
         gains = {
             (row["arm"], row["scope"]): f"{row['speedup_with_optimiser'][1]:.2f} times as fast ({row['bound']:.2f})"

@@ -18,6 +18,7 @@ from paper.experiments.engine.records import (
     by_device,
     judged_device,
     latest,
+    on_cpu,
 )
 from paper.experiments.engine.runner import Experiment, Report, measure, run
 from paper.experiments.speed.inference import gains
@@ -40,6 +41,7 @@ __all__ = [
     "main",
     "measure",
     "memory",
+    "on_cpu",
     "run",
     "speedups",
 ]

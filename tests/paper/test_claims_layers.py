@@ -184,10 +184,19 @@ def test_provenance_of_records_without_a_commit():
     assert (rows["measured on"], rows["cases"]) == ("2026-01-02", "2")
 
 
+def test_provenance_says_how_much_ran_at_once_and_how_often():
+    few, many = record(B=16), record(B=2, H=4)
+    del few["configuration"]["H"]
+    many["repetitions"]["learned"]["forward_s"].append(9.0)
+    rows = dict(measured.provenance([few, many]))
+    assert (rows["sequences"], rows["heads"], rows["repetitions"]) == ("2, 16", "4", "3 to 4")
+    assert dict(measured.provenance([few]))["heads"] == "\u2013"
+
+
 def test_the_table_of_provenance_has_a_column_for_each_device_or_says_that_there_is_none():
     head, *lines = repr(measured.provenance_table([record(), record(device="cpu-b")])).splitlines()
     assert head.split() == ["`cpu-a`", "`cpu-b`"]
-    assert lines[-1].split() == ["cases", "1", "1"]
+    assert [line.split() for line in lines[-2:]] == [["cases", "1", "1"], ["repetitions", "3", "3"]]
     assert repr(measured.provenance_table([])) == measured.NO_TIMES
     assert repr(measured.provenance_table([], "Nothing.")) == "Nothing."
 

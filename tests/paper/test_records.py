@@ -282,3 +282,8 @@ def test_claims_are_judged_by_a_cpu_where_there_is_one():
     assert experiments.judged_device(records) == "cpu-a"
     assert experiments.judged_device(records[::2]) == "a-gpu"
     assert experiments.judged_device([]) == ""
+
+
+@pytest.mark.parametrize(("device", "found"), [("cpu", True), ("cpu-a", True), ("a-gpu", False), ("cpus", False)])
+def test_a_cpu_is_told_by_its_name(device, found):
+    assert experiments.on_cpu(device) == found

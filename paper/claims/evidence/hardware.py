@@ -112,7 +112,7 @@ def faster_and_leaner() -> Finding:
     saved = {_named(row): round(100 - 100 / row["bytes_ratio"], 1) for row in found if row["bytes_ratio"]}
     parts = {
         "time": untestable("3 to 5 times faster", both, lack="no record of a GPU times")
-        if all(row["device"].startswith("cpu") for row in found)
+        if all(experiments.on_cpu(row["device"]) for row in found)
         else region(FASTER, times),
         "less memory, %": region((LESS - NEAR, LESS + NEAR), saved),
     }

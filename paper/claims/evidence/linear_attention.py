@@ -425,7 +425,7 @@ def by_sums() -> Finding:
 # ---------------------------------------------------------------------------------------------- S2's list of references
 
 # Title, venue and year, by the source.
-CITED = "Efficient Attention: A Study of Linear Time Transformers", "ICLR", 2021
+CITED = "Efficient Attention: A Study of Linear Time Transformers", "ICLR", "2021"
 
 
 def entry(key: str, field: str) -> str:
@@ -447,7 +447,7 @@ def reference() -> Finding:
         "the venue's name in the proceedings'": counted(
             {venue: 1}, {venue: int("Learning Representations" in published["booktitle"])}
         ),
-        "year": counted({"": year}, {"": int(published["year"])}),
+        "the year of publication": counted({year: 1}, {year: int(year == published["year"])}),
     }
     return all_of(parts).noting(f'Published as "{published["title"]}", {published["booktitle"]}, {published["year"]}')
 

@@ -103,16 +103,22 @@ def _cells(records: Sequence[Record]) -> dict[str, str]:
 
     dates = sorted(origin["date_utc"][:10] for origin in origins)
     clean = all(origin["clean"] is not False for origin in origins)
+    cases = [record["configuration"] for record in records]
+    runs = [len(values) for record in records for arm in record["repetitions"].values() for values in arm.values()]
+    fewest, most = min(runs), max(runs)
     return {
         "model": every(origin["device_name"] for origin in origins),
         "threads": every(origin["threads"] for origin in origins),
-        "precisions": every(record["configuration"]["dtype"] for record in records),
+        "precisions": every(case["dtype"] for case in cases),
+        "sequences": every(sorted(case["B"] for case in cases)),
+        "heads": every(sorted(case["H"] for case in cases if "H" in case)) or "\u2013",
         "PyTorch": every(origin["torch"] for origin in origins),
         "Python": every(origin["python"] for origin in origins),
         "commit": every(f"`{(origin['commit'] or 'unknown')[:8]}`" for origin in origins)
         + ("" if clean else " and changes"),
         "measured on": dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}",
         "cases": str(len(records)),
+        "repetitions": f"{fewest}" if fewest == most else f"{fewest} to {most}",
     }
 
 

@@ -364,8 +364,8 @@ def long_sequences() -> Parts:
     work = layer(1, N, d, H, projection="frozen", form="reference").step
     quadratic = work.coeff(N, 2) * N**2 / work
     return {
-        "what becomes of the gain as $N$ grows": contradiction(
-            ("it diminishes", (-100, 0)), ("section 2.3: the share saved is $1/(1 + d/N)$", (rise, rise)), unit=" %"
+        f"change of the share saved from $N = {short}$ to ${long:,}$": contradiction(
+            ("it diminishes", (-100, 0)), ("section 2.3: it is $1/(1 + d/N)$", (rise, rise)), unit=" points"
         ),
         "about 15 %": against_limit({(long, width): 15}),
         f"share of $N^2$ in a step's products at $N = {long:,}$": region(

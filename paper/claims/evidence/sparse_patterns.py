@@ -302,7 +302,7 @@ def time_a_flop() -> dict[str, dict[str, float]]:
     made += [(row, "kernel") for row in attention_rows.beside_alike(records, "compiled patterns")]
     for row, form in made:
         name, *special = (word for word in row["arm"].split() if word != "flex")
-        if name in (BLOCKS, *OTHERS) and form == ("tiles" if row["device"].startswith("cpu") else "kernel"):
+        if name in (BLOCKS, *OTHERS) and form == ("tiles" if experiments.on_cpu(row["device"]) else "kernel"):
             times = per_flop.setdefault((row["device"], row["N"], " ".join(special)), {})
             times[name] = row["ratio_alike"][1] / row["flops_alike"]
     ratios: dict[str, dict[str, float]] = {}
@@ -318,7 +318,10 @@ def friendly() -> Finding:
     """Whether a FLOP in blocks takes less time than one of other patterns, on GPUs, as the source says."""
     ratios = time_a_flop()
     on_gpus = {
-        setting: ratio for device, at in ratios.items() if not device.startswith("cpu") for setting, ratio in at.items()
+        setting: ratio
+        for device, at in ratios.items()
+        if not experiments.on_cpu(device)
+        for setting, ratio in at.items()
     }
     if not on_gpus:
         missing = {f"`{BLOCKS}` as one kernel on a GPU": None}

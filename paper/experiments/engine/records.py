@@ -215,6 +215,11 @@ def by_case(records: Iterable[Record]) -> dict[str, Record]:
     return {key(record["configuration"]): record for record in records}
 
 
+def on_cpu(device: str) -> bool:
+    """Whether a device's name is that of a CPU, or of all of them together ('cpu')."""
+    return device.partition("-")[0] == "cpu"
+
+
 def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Records grouped by device, in their order."""
     groups: dict[str, list[Record]] = {}
@@ -226,7 +231,7 @@ def by_device(records: Sequence[Record]) -> dict[str, list[Record]]:
 def judged_device(records: Iterable[Record]) -> str:
     """The device whose records claims are judged by: a CPU if there is one; '' without records."""
     names = {record["device"] for record in records}
-    return min(names, key=lambda name: (not name.startswith("cpu-"), name), default="")
+    return min(names, key=lambda name: (not on_cpu(name), name), default="")
 
 
 def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -237,7 +242,7 @@ def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
     """
     found: dict[str, dict[str, Record]] = {"cpu": {}}
     for record in sorted(records, key=lambda record: str(record["device"])):
-        name = "cpu" if record["device"].startswith("cpu-") else record["device"]
+        name = "cpu" if on_cpu(record["device"]) else record["device"]
         found.setdefault(name, {}).setdefault(key(record["configuration"]), record)
     return {name: list(group.values()) for name, group in found.items() if group}
 

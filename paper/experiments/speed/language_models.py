@@ -11,7 +11,7 @@ from typing import Any
 from ortho._checks import one_of
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget
-from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.records import Case, Record, on_cpu
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
@@ -103,7 +103,7 @@ def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str
 def beside(device: str, records: Iterable[Record]) -> Record | None:
     """The timings to compare with models that were trained on a device: its own, else those of another device of its
     kind, where the models make the same steps; None if there are none."""
-    alike = [record for record in records if device.startswith("cpu") == (record["configuration"]["device"] == "cpu")]
+    alike = [record for record in records if on_cpu(device) == (record["configuration"]["device"] == "cpu")]
     return min(alike, key=lambda record: (record["device"] != device, record["device"]), default=None)
 
 
