@@ -151,7 +151,7 @@ def test_cases(monkeypatch):
     shifted = [case["convolution"] for case in ladder.other_cases("cpu") if case["arm"] == "learned, KV shift"]
     assert set(shifted) == {0}
     longest = {case["arm"] for case in ladder.other_cases("cpu") if case["budget"] == ladder.LONGEST}
-    assert longest == {ladder.STRONGEST}
+    assert longest == set(ladder.LEARNED_RIVALS)
     families = (HYPOTHESES, ladder.cases), (SELECTIVE_HYPOTHESES + BESIDE_HYPOTHESES, ladder.selective_cases)
     for family, cases in families:
         assert {(h.text, h.arm, h.budget) for h in family if h.budget == ladder.LONGEST} <= {

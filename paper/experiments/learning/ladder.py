@@ -57,7 +57,7 @@ READING_NOTHING = (  # where nothing matches
     ladder_analysis.BESIDE,
 )
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
-STRONGEST = "learned, mimetic"  # rival of all arms, by the validation part of the sources at `LONG`
+LEARNED_RIVALS = ("learned, KV shift", "learned, mimetic")  # rivals of all arms, as `RIVAL` is
 
 # Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
 LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
@@ -132,20 +132,18 @@ def selective_cases(device: str) -> list[Case]:
 def other_cases(device: str) -> list[Case]:
     """Like `cases`, for the other arms with the same number of heads, and for some arms without the convolution.
 
-    The KV shift, which hands on the last token as the convolution does, takes the place of the convolution. The
-    strongest rival goes on to the longest budget.
+    The KV shift, which hands on the last token as the convolution does, takes the place of the convolution. The rivals
+    go on to the longest budget.
     """
     elsewhere = {*MAIN, *READING_NOTHING, *WITHOUT}
-    with_it = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
-    arms = [*((arm, CONVOLUTION) for arm in with_it), *((arm, 0) for arm in WITHOUT)]
+    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
+    arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
-    strongest = [pair for pair in pairs if pair[1] == STRONGEST]
-    others = [pair for pair in pairs if pair not in strongest]
     return [
         *_tuned(pairs, device),
         *_tuned_long("ladder-others", pairs, device),
-        *_counted("ladder-others", others, SEEDS[:3], LONG, device),
-        *_counted("ladder-others", strongest, SEEDS[:3], LONGEST, device),
+        *_counted("ladder-others", pairs, SEEDS[:3], LONG, device),
+        *_counted("ladder-others", [pair for pair in pairs if pair[1] in LEARNED_RIVALS], SEEDS[:3], LONGEST, device),
     ]
 
 

@@ -154,10 +154,11 @@ def compared(
     convolution: int = CONVOLUTION,
     margin: float = 0.0,
     against: str | None = None,
+    theirs: int = CONVOLUTION,
 ) -> Tested | None:
-    """An arm's bits on a text minus those of another, by default learned heads, with the convolution; None if they have
-    fewer than two seeds in common."""
-    sides = ((text, arm, convolution), (text, against or RIVALS[ARMS[arm].num_heads], CONVOLUTION))
+    """An arm's bits on a text minus those of another, by default learned heads; None if they have fewer than two seeds
+    in common. `convolution` and `theirs` are the widths of their convolutions."""
+    sides = ((text, arm, convolution), (text, against or RIVALS[ARMS[arm].num_heads], theirs))
     ours, theirs = (blocks(records, of, budget) for of in sides)
     return tested(ours, theirs, margin)
 
