@@ -180,11 +180,11 @@ def _tuned(pairs: Pairs, device: str, tried: Sequence[float] = TRIED, **sizes: i
 
 
 def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
-    """The runs that choose between the rate of the shorter runs and its half."""
+    """The runs that choose between the rate of the shorter runs and its half; the rivals may also double it."""
     for name, arm, width in pairs:
         rate = rates.chosen(experiment, case(name, arm, convolution=width, device=device))
-        for one in () if rate is None else (rate, rate / 2):
-            yield case(name, arm, convolution=width, rate=one, budget=LONG, device=device)
+        for times in () if rate is None else (1, 0.5, 2) if arm in LEARNED_RIVALS else (1, 0.5):
+            yield case(name, arm, convolution=width, rate=times * rate, budget=LONG, device=device)
 
 
 def _counted(
