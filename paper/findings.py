@@ -7,7 +7,7 @@ below another) is asserted where it is computed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sympy
@@ -35,6 +35,7 @@ WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
 r = sympy.Symbol("r", positive=True)  # N / d
 MIXED = "1 learned + 3 positional"
+INDUCTION = "2 induction + 2 positional"
 
 Values = dict[str, str]
 
@@ -411,16 +412,17 @@ def freezing_learnt() -> Values:
 
 
 def longer_budgets() -> Values:
-    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution: at 16 and at 64
-    times the least budget."""
-    records = ladder_analysis.standing(experiments.load("ladder"))
-    arms = {"induction": "2 induction + 2 positional", "one": MIXED}
+    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at 16 and at 64
+    times the least budget, and beside learned heads with the KV shift."""
+    names = "ladder", "ladder-selective", "ladder-others"
+    records = ladder_analysis.standing([record for name in names for record in experiments.load(name)])
+    arms = {"induction": INDUCTION, "one": MIXED}
     known = _measured(_at(records, arms, ladder.LONG))
     if not known:
         return {}
     shown = [held for _, held in ladder_analysis.judged(records).values()]
     counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
-    selective = _selective(records) | _by_length()
+    selective = _selective(records) | _by_length() | _from_shifted(records)
     return _compared(known) | _at_last(records, arms) | selective | counts | _step_of_induction()
 
 
@@ -432,7 +434,7 @@ def _step_of_induction() -> Values:
     for record in records:
         if (record["device"], record["configuration"]["text"]) == (device, "python"):
             ratios = language_models.relative(record)
-            arms = {"ladder_step": "2 induction + 2 positional", "ladder_beside_step": ladder_analysis.BESIDE}
+            arms = {"ladder_step": INDUCTION, "ladder_beside_step": ladder_analysis.BESIDE}
             return {name: f"{speed.quartiles(ratios[arm])[1]:.2f}" for name, arm in arms.items()}
     return {}
 
@@ -515,7 +517,6 @@ def _selective(records: Sequence[Record]) -> Values:
     Raises AssertionError unless both lead on program sources at the longest budget but one, where the second takes
     fewer bits, and unless the first shows no lead at the longest, where the second takes fewer in the mean.
     """
-    every = [*records, *ladder_analysis.standing(experiments.load("ladder-selective"))]
     alone, beside = ladder_analysis.SELECTIVE, ladder_analysis.BESIDE
     wanted = {
         "selective": ("python", alone, ladder.LONG),
@@ -524,7 +525,7 @@ def _selective(records: Sequence[Record]) -> Values:
         "beside_last": ("python", beside, ladder.LONGEST),
         "beside_novels": ("novels", beside, ladder.LONG),
     }
-    known = _measured({name: ladder_analysis.compared(every, *of) for name, of in wanted.items()})
+    known = _measured({name: ladder_analysis.compared(records, *of) for name, of in wanted.items()})
     if not known:
         return {}
     assert known["selective"].interval[1] < 0 > known["beside"].interval[1]
@@ -532,6 +533,28 @@ def _selective(records: Sequence[Record]) -> Values:
     assert known["beside"].mean < known["selective"].mean
     assert known["beside_last"].mean < min(0, known["selective_last"].mean)
     return _spelt(known) | {"ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())}
+
+
+def _from_shifted(records: Sequence[Record]) -> Values:
+    """Learned heads with the KV shift beside those with the convolution, and what leads over them on program sources.
+
+    Raises AssertionError unless they lead over those with the convolution, over them one learned head beside two
+    selective ones, but not two heads that retrieve untrained.
+    """
+    compared = partial(ladder_analysis.compared, records, "python", budget=ladder.LONG)
+    from_shifted = partial(compared, against=ladder_analysis.SHIFTED, their_convolution=0)
+    known = _measured(
+        {
+            "shifted": compared(ladder_analysis.SHIFTED, convolution=0),
+            "shifted_induction": from_shifted(INDUCTION),
+            "shifted_beside": from_shifted(ladder_analysis.BESIDE),
+        }
+    )
+    if not known:
+        return {}
+    assert known["shifted"].interval[1] < 0 < known["shifted_induction"].interval[1]
+    assert known["shifted_beside"].interval[1] < 0
+    return _spelt(known) | {"ladder_shifted_seeds": numbers(len(one.seeds) for one in known.values())}
 
 
 def _bytes_seen(budget: int) -> str:

@@ -203,6 +203,18 @@ def test_hypotheses():
     assert same["a: python, 16 x"][0].equivalent and same["a: python, 16 x"][1]
 
 
+def test_each_side_of_a_comparison_has_a_convolution_of_its_own():
+    """Learned heads without the convolution by .3 more, and those with the shift, which have none, by .2 less."""
+    records = [record("learned", seed, 1.998 + 0.002 * seed) for seed in (1, 2)]  # no spread, no test
+    records += [record("learned", seed, 2.301, convolution=0) for seed in (1, 2)]
+    records += [record(ladder_analysis.SHIFTED, seed, 1.803 - 0.002 * seed, convolution=0) for seed in (1, 2)]
+    compared = partial(ladder_analysis.compared, records, "python", budget=16)
+    assert compared(ladder_analysis.SHIFTED, convolution=0).mean == pytest.approx(-0.201)
+    assert compared("learned", against=ladder_analysis.SHIFTED, their_convolution=0).mean == pytest.approx(0.201)
+    assert compared("learned", against="learned", their_convolution=0).mean == pytest.approx(-0.3)
+    assert compared("learned", against=ladder_analysis.SHIFTED) is None
+
+
 def test_equal_steps_flop_and_seconds():
     """A straight line in the logarithm of the steps; twice the steps at half the cost."""
     ours, theirs = Curve((1, 4), (3.0, 2.0), 10, 5, 0.5), Curve((1, 2), (3.0, 2.7), 10, 10, 1.0)

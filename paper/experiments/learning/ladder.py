@@ -57,7 +57,7 @@ READING_NOTHING = (  # where nothing matches
     ladder_analysis.BESIDE,
 )
 WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
-LEARNED_RIVALS = ("learned, KV shift", "learned, mimetic")  # rivals of all arms, as `RIVAL` is
+LEARNED_RIVALS = (ladder_analysis.SHIFTED, "learned, mimetic")  # rivals of all arms, as `RIVAL` is
 
 # Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
 LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
@@ -183,8 +183,9 @@ def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
     """The runs that choose between the rate of the shorter runs and its half; the rivals may also double it."""
     for name, arm, width in pairs:
         rate = rates.chosen(experiment, case(name, arm, convolution=width, device=device))
-        for times in () if rate is None else (1, 0.5, 2) if arm in LEARNED_RIVALS else (1, 0.5):
-            yield case(name, arm, convolution=width, rate=times * rate, budget=LONG, device=device)
+        if rate is not None:
+            for times in (1, 0.5, 2) if arm in LEARNED_RIVALS else (1, 0.5):
+                yield case(name, arm, convolution=width, rate=times * rate, budget=LONG, device=device)
 
 
 def _counted(
