@@ -538,23 +538,31 @@ def _selective(records: Sequence[Record]) -> Values:
 def _from_shifted(records: Sequence[Record]) -> Values:
     """Learned heads with the KV shift beside those with the convolution, and what leads over them on program sources.
 
-    Raises AssertionError unless they lead over those with the convolution, over them one learned head beside two
-    selective ones, but not two heads that retrieve untrained.
+    Raises AssertionError unless they lead over those with the convolution at 16 times the least budget, and over them
+    one learned head beside two selective ones, but not two heads that retrieve untrained; and unless, at the longest
+    budget, these are behind them and that lead no longer shows.
     """
-    compared = partial(ladder_analysis.compared, records, "python", budget=ladder.LONG)
+    compared = partial(ladder_analysis.compared, records, "python")
     from_shifted = partial(compared, against=ladder_analysis.SHIFTED, their_convolution=0)
-    known = _measured(
-        {
-            "shifted": compared(ladder_analysis.SHIFTED, convolution=0),
-            "shifted_induction": from_shifted(INDUCTION),
-            "shifted_beside": from_shifted(ladder_analysis.BESIDE),
-        }
-    )
+    early = {
+        "shifted": compared(ladder_analysis.SHIFTED, ladder.LONG, convolution=0),
+        "shifted_induction": from_shifted(INDUCTION, ladder.LONG),
+        "shifted_beside": from_shifted(ladder_analysis.BESIDE, ladder.LONG),
+    }
+    late = {
+        "shifted_induction_last": from_shifted(INDUCTION, ladder.LONGEST),
+        "shifted_beside_last": from_shifted(ladder_analysis.BESIDE, ladder.LONGEST),
+    }
+    known = _measured(early | late)
     if not known:
         return {}
     assert known["shifted"].interval[1] < 0 < known["shifted_induction"].interval[1]
-    assert known["shifted_beside"].interval[1] < 0
-    return _spelt(known) | {"ladder_shifted_seeds": numbers(len(one.seeds) for one in known.values())}
+    assert known["shifted_beside"].interval[1] < 0 < known["shifted_induction_last"].interval[0]
+    assert known["shifted_beside_last"].interval[0] < 0 < known["shifted_beside_last"].interval[1]
+    return _spelt(known) | {
+        "ladder_shifted_seeds": numbers(len(known[name].seeds) for name in early),
+        "ladder_shifted_last_seeds": numbers(len(known[name].seeds) for name in late),
+    }
 
 
 def _bytes_seen(budget: int) -> str:
