@@ -21,7 +21,7 @@ from paper import experiments
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
 from paper.claims.evidence.one_learned_head import along_budgets
-from paper.claims.figures import read, show
+from paper.claims.figures import numbers, read, show
 from paper.claims.outcomes import BITS_A_BYTE
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_lengths, language
@@ -437,12 +437,6 @@ def _step_of_induction() -> Values:
             arms = {"ladder_step": INDUCTION, "ladder_beside_step": ladder_analysis.BESIDE}
             return {name: f"{speed.quartiles(ratios[arm])[1]:.2f}" for name, arm in arms.items()}
     return {}
-
-
-def numbers(found: Iterable[int]) -> str:
-    """One number, or the least and the most of several."""
-    each = set(found)
-    return str(*each) if len(each) == 1 else f"{min(each)} to {max(each)}"
 
 
 def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:

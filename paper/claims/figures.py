@@ -1,7 +1,7 @@
 """Figures: reading printed ones, comparing them, and setting ours as text that is the same on every machine."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor, inf, isclose, isfinite, isinf, isnan
@@ -150,6 +150,12 @@ def show(value: Any, unit: str = "") -> str:
     text = f"{float(value):.{1 if abs(value) < _ROUNDING else 4}g}"
     mantissa, e, power = text.partition("e")
     return f"${mantissa}\\times 10^{{{int(power)}}}${unit}" if e else f"{text}{unit}"
+
+
+def numbers(found: Iterable[Any]) -> str:
+    """One number, date or other value, or the least and the most of several."""
+    each = set(found)
+    return str(*each) if len(each) == 1 else f"{min(each)} to {max(each)}"
 
 
 def latex(formula: Any) -> str:

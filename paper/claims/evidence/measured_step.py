@@ -18,6 +18,7 @@ from ortho.cost.counting import count_step
 from ortho.layers.multihead import MultiheadAttention
 from paper import experiments
 from paper.claims.evidence.frozen_layer import train_once
+from paper.claims.figures import numbers
 from paper.claims.ledger import evidence
 from paper.claims.report import Shown, table
 from paper.claims.rules import agrees, all_of, counted, effect, region, untestable
@@ -101,11 +102,10 @@ def _cells(records: Sequence[Record]) -> dict[str, str]:
     def every(values: Iterable[Any]) -> str:
         return ", ".join(dict.fromkeys(map(str, values)))
 
-    dates = sorted(origin["date_utc"][:10] for origin in origins)
+    dates = [origin["date_utc"][:10] for origin in origins]
     clean = all(origin["clean"] is not False for origin in origins)
     cases = [record["configuration"] for record in records]
     runs = [len(values) for record in records for arm in record["repetitions"].values() for values in arm.values()]
-    fewest, most = min(runs), max(runs)
     return {
         "model": every(origin["device_name"] for origin in origins),
         "threads": every(origin["threads"] for origin in origins),
@@ -116,9 +116,9 @@ def _cells(records: Sequence[Record]) -> dict[str, str]:
         "Python": every(origin["python"] for origin in origins),
         "commit": every(f"`{(origin['commit'] or 'unknown')[:8]}`" for origin in origins)
         + ("" if clean else " and changes"),
-        "measured on": dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}",
+        "measured on": numbers(dates),
         "cases": str(len(records)),
-        "repetitions": f"{fewest}" if fewest == most else f"{fewest} to {most}",
+        "repetitions": numbers(runs),
     }
 
 

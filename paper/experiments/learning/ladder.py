@@ -56,7 +56,7 @@ READING_NOTHING = (  # where nothing matches
     ladder_analysis.WIRED,
     ladder_analysis.BESIDE,
 )
-WITHOUT = ("learned", "learned, KV shift", "2 induction + 2 positional", "1 learned + 3 positional")
+WITHOUT = ("learned", ladder_analysis.SHIFTED, "2 induction + 2 positional", "1 learned + 3 positional")
 LEARNED_RIVALS = (ladder_analysis.SHIFTED, "learned, mimetic")  # rivals of all arms, as `RIVAL` is
 
 # Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.

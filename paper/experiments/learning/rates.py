@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paper._files import written_whole
-from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.records import Case, Record, on_cpu
 
 TUNING = 0  # the seed whose runs choose the rates
 WIDTH = 64  # for which rates are listed
@@ -57,7 +57,7 @@ def choose(records: Iterable[Record]) -> dict[str, float]:
     Losses of different devices are not compared. The choice of a CPU goes before that of other devices.
     """
     losses: dict[tuple[str, str], dict[float, float]] = {}
-    for record in sorted(records, key=lambda record: str(record["device"]).startswith("cpu")):  # the last one stays
+    for record in sorted(records, key=lambda record: on_cpu(record["device"])):  # the last one stays
         case = record["configuration"]
         if case["seed"] == TUNING:
             losses.setdefault((record["device"], _key(case)), {})[case["rate"]] = loss(record)
