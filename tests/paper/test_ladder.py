@@ -14,6 +14,7 @@ from paper.experiments.learning.ladder_analysis import (
     HYPOTHESES,
     SELECTIVE,
     SELECTIVE_HYPOTHESES,
+    SHIFTED_HYPOTHESES,
     Curve,
     at,
     at_equal,
@@ -148,14 +149,18 @@ def test_cases(monkeypatch):
         found = [repr(case) for case in cases("cpu")]
         assert len(found) == len(set(found))
         assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
-    shifted = [case["convolution"] for case in ladder.other_cases("cpu") if case["arm"] == "learned, KV shift"]
-    assert set(shifted) == {0}
+    shifted = {case["convolution"] for case in ladder.other_cases("cpu") if "KV shift" in case["arm"]}
+    assert shifted == {0}
     longest = {case["arm"] for case in ladder.other_cases("cpu") if case["budget"] == ladder.LONGEST}
-    assert longest == set(ladder.LEARNED_RIVALS)
-    families = (HYPOTHESES, ladder.cases), (SELECTIVE_HYPOTHESES + BESIDE_HYPOTHESES, ladder.selective_cases)
+    assert longest == set(ladder.TO_THE_LONGEST)
+    families = (
+        (HYPOTHESES, ladder.cases),
+        (SELECTIVE_HYPOTHESES + BESIDE_HYPOTHESES, ladder.selective_cases),
+        (SHIFTED_HYPOTHESES, ladder.other_cases),
+    )
     for family, cases in families:
-        assert {(h.text, h.arm, h.budget) for h in family if h.budget == ladder.LONGEST} <= {
-            (c["text"], c["arm"], c["budget"]) for c in cases("cpu")
+        assert {(h.text, h.arm, h.convolution, h.budget) for h in family if h.budget == ladder.LONGEST} <= {
+            (c["text"], c["arm"], c["convolution"], c["budget"]) for c in cases("cpu")
         }
 
 
@@ -213,6 +218,9 @@ def test_each_side_of_a_comparison_has_a_convolution_of_its_own():
     assert compared("learned", against=ladder_analysis.SHIFTED, their_convolution=0).mean == pytest.approx(0.201)
     assert compared("learned", against="learned", their_convolution=0).mean == pytest.approx(-0.3)
     assert compared("learned", against=ladder_analysis.SHIFTED) is None
+    records += [record(ladder_analysis.BESIDE_SHIFTED, s, 1.701 + 0.001 * s, convolution=0) for s in (1, 2)]
+    found, shown = judged(records, SHIFTED_HYPOTHESES)["g: python, 16 x"]
+    assert found.mean == pytest.approx(-0.0975) and shown
 
 
 def test_equal_steps_flop_and_seconds():

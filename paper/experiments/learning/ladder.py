@@ -56,8 +56,15 @@ READING_NOTHING = (  # where nothing matches
     ladder_analysis.WIRED,
     ladder_analysis.BESIDE,
 )
-WITHOUT = ("learned", ladder_analysis.SHIFTED, "2 induction + 2 positional", "1 learned + 3 positional")
+WITHOUT = (
+    "learned",
+    ladder_analysis.SHIFTED,
+    ladder_analysis.BESIDE_SHIFTED,
+    "2 induction + 2 positional",
+    "1 learned + 3 positional",
+)
 LEARNED_RIVALS = (ladder_analysis.SHIFTED, "learned, mimetic")  # rivals of all arms, as `RIVAL` is
+TO_THE_LONGEST = (*LEARNED_RIVALS, ladder_analysis.BESIDE_SHIFTED)  # of the other arms
 
 # Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
 LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
@@ -133,7 +140,7 @@ def other_cases(device: str) -> list[Case]:
     """Like `cases`, for the other arms with the same number of heads, and for some arms without the convolution.
 
     The KV shift, which hands on the last token as the convolution does, takes the place of the convolution. The rivals
-    go on to the longest budget.
+    go on to the longest budget, and so do selective heads beside a head with the KV shift.
     """
     elsewhere = {*MAIN, *READING_NOTHING, *WITHOUT}
     others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
@@ -143,7 +150,7 @@ def other_cases(device: str) -> list[Case]:
         *_tuned(pairs, device),
         *_tuned_long("ladder-others", pairs, device),
         *_counted("ladder-others", pairs, SEEDS[:3], LONG, device),
-        *_counted("ladder-others", [pair for pair in pairs if pair[1] in LEARNED_RIVALS], SEEDS[:3], LONGEST, device),
+        *_counted("ladder-others", [pair for pair in pairs if pair[1] in TO_THE_LONGEST], SEEDS[:3], LONGEST, device),
     ]
 
 

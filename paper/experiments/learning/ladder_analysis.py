@@ -41,7 +41,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 @dataclass(frozen=True)
 class Hypothesis:
     """An arm takes less than `margin` bits a byte more than another, learned heads by default, at one budget and equal
-    steps; a negative margin says how many fewer it must take. Both have the convolution."""
+    steps; a negative margin says how many fewer it must take. Both have the convolution, or neither."""
 
     name: str
     text: str
@@ -49,6 +49,7 @@ class Hypothesis:
     budget: int
     margin: float
     against: str = RIVAL
+    convolution: int = CONVOLUTION
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
@@ -81,6 +82,13 @@ BESIDE_HYPOTHESES: tuple[Hypothesis, ...] = (
     Hypothesis("e: python, 64 x", "python", BESIDE, 64, -BETTER),
     *(Hypothesis(f"e: novels, {n} x", "novels", BESIDE, n, NO_WORSE) for n in (16, 64)),
     Hypothesis("f: python, 64 x", "python", BESIDE, 64, -BETTER, WIRED),
+)
+
+# A fourth family: whether selective heads still help where the learned head has the strongest rival's help, the KV
+# shift, in place of the convolution. It was written before any of the runs that it is about.
+BESIDE_SHIFTED = "1 learned, KV shift + 2 selective induction + 1 positional"
+SHIFTED_HYPOTHESES: tuple[Hypothesis, ...] = tuple(
+    Hypothesis(f"g: python, {n} x", "python", BESIDE_SHIFTED, n, -BETTER, SHIFTED, convolution=0) for n in (16, 64)
 )
 
 
@@ -169,7 +177,16 @@ def judged(
 ) -> dict[str, tuple[Tested | None, bool]]:
     """Hypothesis -> what was found, and whether it is shown. Hypotheses that were not measured count in the family."""
     found = {
-        one.name: compared(records, one.text, one.arm, one.budget, margin=one.margin, against=one.against)
+        one.name: compared(
+            records,
+            one.text,
+            one.arm,
+            one.budget,
+            convolution=one.convolution,
+            margin=one.margin,
+            against=one.against,
+            their_convolution=one.convolution,
+        )
         for one in family
     }
     shown = holm([1.0 if each is None else each.chance for each in found.values()], level=LEVEL)

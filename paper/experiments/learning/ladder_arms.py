@@ -112,6 +112,7 @@ ARMS: Mapping[str, Arm] = {
     "1 induction + 3 positional": Arm((("induction", 1), ("near", 3))),
     "positional": Arm((("alone", 4),)),
     "learned, KV shift": Arm((("shifted", 4),)),
+    "1 learned, KV shift + 2 selective induction + 1 positional": Arm((("shifted", 1), *SELECTIVE, ("previous", 1))),
     "learned, mimetic": Arm((("mimetic", 4),)),
     "frozen": Arm((("frozen", 4),)),
     # Eight heads, for larger models.
