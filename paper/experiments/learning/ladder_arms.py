@@ -48,10 +48,12 @@ class MimeticProjection(LearnedProjection):
                 k.copy_(s[:K, None].sqrt() * vh[:K])
 
 
-def _shifted(d_model: int, num_heads: int, *, form: str = "fast", **kwargs: Any) -> MultiheadAttention:
+def _shifted(
+    d_model: int, num_heads: int, *, form: str = "fast", head_dim: int | None = None, **kwargs: Any
+) -> MultiheadAttention:
     """Learned rotary heads with the KV shift."""
     shift = ShiftedKeysValues(num_heads, "rotary", form=form, **kwargs)
-    return MultiheadAttention(d_model, num_heads, attention=shift, **kwargs)
+    return MultiheadAttention(d_model, num_heads, attention=shift, head_dim=head_dim, **kwargs)
 
 
 def _patterns(names: tuple[str, ...]) -> Callable[..., nn.Module]:
