@@ -35,7 +35,6 @@ WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
 r = sympy.Symbol("r", positive=True)  # N / d
 MIXED = "1 learned + 3 positional"
-INDUCTION = "2 induction + 2 positional"
 
 Values = dict[str, str]
 
@@ -414,9 +413,9 @@ def freezing_learnt() -> Values:
 def longer_budgets() -> Values:
     """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at 16 and at 64
     times the least budget, and beside learned heads with the KV shift."""
-    names = "ladder", "ladder-selective", "ladder-others"
-    records = ladder_analysis.standing([record for name in names for record in experiments.load(name)])
-    arms = {"induction": INDUCTION, "one": MIXED}
+    runs = [record for name in ladder_analysis.EXPERIMENTS for record in experiments.load(name)]
+    records = ladder_analysis.standing(runs)
+    arms = {"induction": ladder_analysis.INDUCTION, "one": ladder_analysis.ONE}
     known = _measured(_at(records, arms, ladder.LONG))
     if not known:
         return {}
@@ -434,7 +433,7 @@ def _step_of_induction() -> Values:
     for record in records:
         if (record["device"], record["configuration"]["text"]) == (device, "python"):
             ratios = language_models.relative(record)
-            arms = {"ladder_step": INDUCTION, "ladder_beside_step": ladder_analysis.BESIDE}
+            arms = {"ladder_step": ladder_analysis.INDUCTION, "ladder_beside_step": ladder_analysis.BESIDE}
             return {name: f"{speed.quartiles(ratios[arm])[1]:.2f}" for name, arm in arms.items()}
     return {}
 
@@ -540,11 +539,11 @@ def _from_shifted(records: Sequence[Record]) -> Values:
     from_shifted = partial(compared, against=ladder_analysis.SHIFTED, their_convolution=0)
     early = {
         "shifted": compared(ladder_analysis.SHIFTED, ladder.LONG, convolution=0),
-        "shifted_induction": from_shifted(INDUCTION, ladder.LONG),
+        "shifted_induction": from_shifted(ladder_analysis.INDUCTION, ladder.LONG),
         "shifted_beside": from_shifted(ladder_analysis.BESIDE, ladder.LONG),
     }
     late = {
-        "shifted_induction_last": from_shifted(INDUCTION, ladder.LONGEST),
+        "shifted_induction_last": from_shifted(ladder_analysis.INDUCTION, ladder.LONGEST),
         "shifted_beside_last": from_shifted(ladder_analysis.BESIDE, ladder.LONGEST),
     }
     known = _measured(early | late)

@@ -50,18 +50,18 @@ PLACES = (16, 64, 128, 256, 512)  # ends of the parts of a window
 MATCHED = 4  # the least length, in bytes, of a match that counts
 
 # These arms run with the convolution; those listed in `WITHOUT` run without it.
-MAIN = ("learned", "2 induction + 2 positional", "1 learned + 3 positional", "1 learned + 1 induction + 2 positional")
+MAIN = (ladder_analysis.RIVAL, ladder_analysis.INDUCTION, ladder_analysis.ONE, ladder_analysis.BOTH)
 READING_NOTHING = (  # where nothing matches
     ladder_analysis.SELECTIVE,
     ladder_analysis.WIRED,
     ladder_analysis.BESIDE,
 )
 WITHOUT = (
-    "learned",
+    ladder_analysis.RIVAL,
     ladder_analysis.SHIFTED,
     ladder_analysis.BESIDE_SHIFTED,
-    "2 induction + 2 positional",
-    "1 learned + 3 positional",
+    ladder_analysis.INDUCTION,
+    ladder_analysis.ONE,
 )
 LEARNED_RIVALS = (ladder_analysis.SHIFTED, "learned, mimetic")  # rivals of all arms, as `RIVAL` is
 TO_THE_LONGEST = (*LEARNED_RIVALS, ladder_analysis.BESIDE_SHIFTED)  # of the other arms

@@ -33,6 +33,12 @@ BETTER = 0.05
 RIVAL = "learned"  # with the convolution
 RIVALS = {4: RIVAL, 8: "8 learned"}  # by the heads of a layer
 SHIFTED = "learned, KV shift"  # without the convolution: at 16 times the least budget ahead of the other learned heads
+INDUCTION, ONE, BOTH = (
+    "2 induction + 2 positional",
+    "1 learned + 3 positional",
+    "1 learned + 1 induction + 2 positional",
+)
+EXPERIMENTS = ("ladder", "ladder-selective", "ladder-others")  # their arms are compared with one another
 DRAWN = 20_000  # resamples
 Key = tuple[str, str, int]  # text, arm, convolution
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -54,12 +60,12 @@ class Hypothesis:
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     *(
-        Hypothesis(f"a: {text}, {budget} x", text, "1 learned + 3 positional", budget, NO_WORSE)
+        Hypothesis(f"a: {text}, {budget} x", text, ONE, budget, NO_WORSE)
         for text in ("python", "novels")
         for budget in (16, 64)
     ),
-    *(Hypothesis(f"b: python, {n} x", "python", "2 induction + 2 positional", n, -BETTER) for n in (16, 64)),
-    *(Hypothesis(f"b: novels, {n} x", "novels", "2 induction + 2 positional", n, NO_WORSE) for n in (16, 64)),
+    *(Hypothesis(f"b: python, {n} x", "python", INDUCTION, n, -BETTER) for n in (16, 64)),
+    *(Hypothesis(f"b: novels, {n} x", "novels", INDUCTION, n, NO_WORSE) for n in (16, 64)),
 )
 
 # A family of its own, for heads that read nothing where nothing matches: they are compared with learned heads, and with
