@@ -21,7 +21,6 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 from ortho.cost.big_o import H, N, d, m
 from ortho.projections import LearnedProjection
 from paper.claims import Ledger, Verdict, catalogue, judge
-from paper.claims.evidence.does_freezing_hold import DRAWS
 from paper.claims.ledger import _ledger
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
@@ -464,8 +463,7 @@ TURNS = {
     ),
     "S0.5.2a": Turn(REFUTED, {"ortho.adapters.conversion.unfreeze_qk": giving(without_queries)}),
     "S0.5.2b": Turn(REFUTED, mechanism("linear", quadratic)),
-    # Frozen heads are better on every text, and so are other draws.
-    "S0.5.2c": Turn(CONDITIONAL, records(errors(("frozen", "8 frozen", "QK redrawn", *DRAWS), 0.25))),
+    "S0.5.2c": Turn(REFUTED, records(errors(("frozen",), 4), "images")),
     "S0.5.2d": Turn(CONFIRMED, records(errors(("frozen", "stopped"), 0.25))),
     "S0.5.2e": Turn(INCONSISTENT, FREE_BACKWARD),
     "S0.5.3a": Turn(REFUTED, VALUES_FIRST),
@@ -579,7 +577,7 @@ TURNS = {
     "S2.4.2b": Turn(  # projections times the root of d/k, which the source leaves out
         CONFIRMED, {"ortho.orthogonal.haar": lambda haar: lambda d, k, **o: (d / k) ** 0.5 * haar(d, k, **o)}
     ),
-    "S2.4.2c": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "frozen"), "bytes", "bytes-little")),
+    "S2.4.2c": Turn(REFUTED, records(errors(("frozen",), 4), "images")),
     "S2.4.2d": Turn(REFUTED, {"ortho.projections.structured.factors": constantly(lambda d, *_: (1, d))}),
     "S2.4.3a": Turn(REFUTED, {"ortho.theory.johnson_lindenstrauss.least_dimension": giving(lambda k: 4 * k)}),
     "S2.4.3b": Turn(CONFIRMED, records(enlarged, "depth")),
@@ -635,7 +633,7 @@ TURNS = {
     "S4.4a": Turn(  # the keys with the least scores are chosen
         REFUTED, {"ortho.attention.selected.top_k.top_k_mask": lambda choose: lambda q, k, **o: choose(-q, k, **o)}
     ),
-    "S4.4b": Turn(CONDITIONAL, records(reached("loss_nats", 0.5, "linear + embeddings"), "bytes")),
+    "S4.4b": Turn(REFUTED, records(errors(("linear",), 4), "images")),
     "S4.4c": Turn(  # one more operation for each pair of tokens
         REFUTED,
         {

@@ -41,6 +41,7 @@ SCORES = {"bleu_fraction": BLEU, "faultless_fraction": Unit("% without a mistake
 DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
 IDLE = "identity"  # heads that see no other token
+SHOWN = ("better", "worse")  # outcomes of a difference that shows
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
 NAMES = (
     "bytes",
@@ -135,9 +136,18 @@ def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Co
     return {label: pair for label, pair in pairs.items() if pair is not None}
 
 
+def at_issue(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Compared]:
+    """The comparisons of the two arms that say something.
+
+    If the other arm has nothing to lose, the absence of a difference says nothing; a difference that shows is kept.
+    """
+    pairs = compared(arm, other, found)
+    return {label: one for label, one in pairs.items() if one.outcome in SHOWN or found[label].at_stake(other)}
+
+
 def outcomes(arm: str, other: str, found: Mapping[str, Setting]) -> Counter[str]:
-    """How often the rule gives each outcome for the arm against the other one."""
-    return Counter(pair.outcome for pair in compared(arm, other, found).values())
+    """How often the rule gives each outcome for the arm against the other one, where they say something."""
+    return Counter(pair.outcome for pair in at_issue(arm, other, found).values())
 
 
 def in_words(counts: Iterable[tuple[str, int]]) -> str:
@@ -152,25 +162,27 @@ def judged(pairs: Mapping[str, Compared]) -> dict[str, tuple[Interval, str]]:
 
 
 def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
-    """Whether the arm loses nothing to the other one in these settings, but for the `idle` ones."""
-    pairs = compared(arm, other, found)
-    left_out = idle(pairs, other, found)
-    have = {label: pair for label, pair in pairs.items() if label not in left_out}
+    """Whether the arm loses nothing to the other one in these settings, by the comparisons that say something."""
+    have = at_issue(arm, other, found)
     if not have:
         needs = {f"runs of {arm!r} and of {other!r} at the same seeds, where something can be lost": None}
         return untestable(statement, needs, lack="there are no")
-    told = loses_nothing(statement, judged(have))
-    if not left_out:
-        return told
-    return told.noting(
-        f"Left out, as {other} heads have nothing to lose and no difference shows: {'; '.join(left_out)}"
-    )
+    return noting_idle(loses_nothing(statement, judged(have)), arm, other, found)
 
 
-def idle(pairs: Mapping[str, Compared], other: str, found: Mapping[str, Setting]) -> list[str]:
-    """The settings in which no difference shows, and hardly could, as the other arm has nothing to lose."""
-    unseen = [label for label, pair in pairs.items() if pair.outcome not in ("better", "worse")]
-    return [label for label in unseen if not found[label].at_stake(other)]
+def noting_idle(finding: Finding, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
+    """The finding, with a remark on the settings in which the other arm has nothing to lose, if there are any."""
+    have = at_issue(arm, other, found)
+    if idle := [label for label in compared(arm, other, found) if label not in have]:
+        finding = finding.noting(
+            f"Left out, as no difference shows by what is judged, and {other} heads have nothing to lose by it: "
+            f"{'; '.join(idle)}"
+        )
+    if kept := [label for label in have if not found[label].at_stake(other)]:
+        finding = finding.noting(
+            f"Kept, as a difference shows, though {other} heads have nothing to lose: {'; '.join(kept)}"
+        )
+    return finding
 
 
 def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:
@@ -265,8 +277,8 @@ def draws_lose_nothing() -> Finding:
 
 
 def frozen_lose_nothing() -> Finding:
-    """Whether frozen heads lose nothing to learned ones, in all settings where learned ones have something to lose."""
-    found = asking(NAMES)
+    """Whether frozen heads lose nothing to learned ones, in all settings that say something about it."""
+    found = every_setting()
     counts = outcomes("frozen", "learned", found)
     told = lost("frozen heads lose nothing to learned ones", "frozen", "learned", found)
     return told.noting(f"Of {counts.total()} settings {in_words(counts.most_common())}") if counts else told
@@ -343,15 +355,6 @@ def won(statement: str, found: dict[str, Compared]) -> Finding:
     return outperforms(statement, judged(found))
 
 
-def asking(names: Sequence[str]) -> dict[str, Setting]:
-    """The settings of these experiments in which learned heads have something to lose, by `Setting.at_stake`."""
-    return {
-        label: one
-        for label, one in every_setting(names).items()
-        if ("learned" in one.arms.runs or "learned" in one.learnt) and one.at_stake("learned")
-    }
-
-
 @evidence("S2.4.2c", chapter=CHAPTER)
 def generalisation() -> Finding:
     made: dict[str, Callable[..., Any]] = {"attention": cost.layer, "a block": cost.block}
@@ -359,14 +362,13 @@ def generalisation() -> Finding:
         name: 100 - round(100 * one(1, 1, 768, 12, projection="frozen").trained / one(1, 1, 768, 12).trained, 1)
         for name, one in made.items()
     }
-    tested = asking(GENERAL)
-    left_out = [label for label in every_setting(GENERAL) if label not in tested]
+    tested = every_setting(GENERAL)
     every_gap = gaps(experiments.load("bytes-little")) | gaps(experiments.load("bytes"))
     finding = all_of(
         {
             "trained weights that go": improves("fewer", fewer, unit=" %"),
             "better on the test": won(
-                "frozen heads do better on the test than learned ones", compared("frozen", "learned", tested)
+                "frozen heads do better on the test than learned ones", at_issue("frozen", "learned", tested)
             ),
             "less overfitting": won(
                 "frozen heads have a smaller gap between training and validation",
@@ -377,12 +379,7 @@ def generalisation() -> Finding:
         "Gaussian matrices that are frozen leave as few weights to train: it is freezing that makes them fewer. A gap "
         "is smaller also where less was learnt. A starting point matters to what is trained, and these are not"
     )
-    if left_out:
-        finding = finding.noting(
-            f"Left out, as learned heads are not shown to be better there than heads that see no other token: "
-            f"{'; '.join(left_out)}"
-        )
-    return noting_missing(finding, GENERAL)
+    return noting_missing(noting_idle(finding, "frozen", "learned", tested), GENERAL)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
@@ -435,7 +432,7 @@ OF_LANGUAGE = ("bytes", "bytes-little", "bytes-budgets", "fine-tuning", "transla
 
 @evidence("S2.5.3c", chapter=CHAPTER)
 def tasks() -> Finding:
-    found = asking(OF_LANGUAGE)
+    found = every_setting(OF_LANGUAGE)
     stopped = {other: outcomes("stopped", other, found) for other in ("learned", "frozen", "static random")}
     said = "; ".join(f"against {other} {in_words(sorted(n.items()))}" for other, n in stopped.items() if n)
     counts = outcomes("frozen", "learned", found)
