@@ -204,7 +204,7 @@ def retrieving() -> Values:
     return {
         "retrieval_width": str(narrow),
         "retrieval_d": "96",
-        "retrieval_capacity": f"{round(retrieval.capacity(narrow, 96), -3):,.0f}",
+        "retrieval_capacity": f"{round(retrieval.capacity(narrow, 96), -2):,.0f}",
         "retrieval_gaussian": f"{round(retrieval.capacity(narrow, 96, draw='gaussian'), -2):,.0f}",
         "retrieval_wide": str(wide),
         "retrieval_wide_capacity": f"{retrieval.capacity(wide, 96) / 1e9:.1f}",
@@ -419,23 +419,33 @@ def longer_budgets() -> Values:
     known = _measured(_at(records, arms, ladder.LONG))
     if not known:
         return {}
-    shown = [held for _, held in ladder_analysis.judged(records).values()]
-    counts = {"ladder_shown": str(sum(shown)), "ladder_hypotheses": str(len(shown))}
     selective = _selective(records) | _by_length() | _from_shifted(records)
-    return _compared(known) | _at_last(records, arms) | selective | counts | _step_of_induction()
+    return _compared(known) | _at_last(records, arms) | selective | _hypotheses(records) | _step_of_induction()
+
+
+def _hypotheses(records: Sequence[Record]) -> Values:
+    """How many hypotheses were written before their runs, and how many of them are shown and how many are open."""
+    outcomes = [one for family in ladder_analysis.FAMILIES for one in ladder_analysis.judged(records, family).values()]
+    return {
+        "ladder_hypotheses": str(len(outcomes)),
+        "ladder_shown": str(sum(shown for _, shown in outcomes)),
+        "ladder_open": str(sum(found is None for found, _ in outcomes)),
+    }
 
 
 def _step_of_induction() -> Values:
-    """How long a step takes over one with four learned heads: with two induction heads; with one learned head and
-    two selective ones."""
+    """How long a step takes over one with four learned heads, on each text: with two induction heads; with one learned
+    head and two selective ones."""
     records = experiments.load("ladder-speed")
     device = experiments.judged_device(records)
-    for record in records:
-        if (record["device"], record["configuration"]["text"]) == (device, "python"):
-            ratios = language_models.relative(record)
-            arms = {"ladder_step": ladder_analysis.INDUCTION, "ladder_beside_step": ladder_analysis.BESIDE}
-            return {name: f"{speed.quartiles(ratios[arm])[1]:.2f}" for name, arm in arms.items()}
-    return {}
+    arms = {"step": ladder_analysis.INDUCTION, "beside_step": ladder_analysis.BESIDE}
+    return {
+        f"ladder_{name}_{record['configuration']['text']}": f"{speed.quartiles(ratios[arm])[1]:.2f}"
+        for record in records
+        if record["device"] == device
+        for ratios in [language_models.relative(record)]
+        for name, arm in arms.items()
+    }
 
 
 def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:

@@ -97,6 +97,8 @@ SHIFTED_HYPOTHESES: tuple[Hypothesis, ...] = tuple(
     Hypothesis(f"g: python, {n} x", "python", BESIDE_SHIFTED, n, -BETTER, SHIFTED, convolution=0) for n in (16, 64)
 )
 
+FAMILIES = (HYPOTHESES, SELECTIVE_HYPOTHESES, BESIDE_HYPOTHESES, SHIFTED_HYPOTHESES)
+
 
 class Tested(NamedTuple):
     """A difference of bits a byte, its Student and bootstrap intervals, the chance of a difference as low as this if
