@@ -11,7 +11,7 @@ from ortho.cost import layer
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper import experiments
-from paper.claims.evidence.common import Arms, seeded, without_records
+from paper.claims.evidence.common import IDLE, SHOWN, Arms, noting_each, seeded, without_records
 from paper.claims.figures import listing, span
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
@@ -29,8 +29,6 @@ LENGTHS = (512, 4096)
 # The mechanism of each kind of heads. Its arm has the kind's name; with frozen queries and keys it is `frozen kind`.
 KINDS = {"linear": "linear", "FAVOR+": "favor", "delta": "delta", "window": "window"}
 ORA = "frozen"  # with softmax
-IDLE = "identity"  # heads that see no other token
-SHOWN = ("better", "worse")  # outcomes of a difference that shows
 ON_DIGITS = ("linear",)  # kinds for which `images` has both arms
 DIGITS = Unit("% of the digits", 100, 1)
 
@@ -73,12 +71,14 @@ def nothing_lost(comparisons: Sequence[Comparison], statement: str = "nothing is
     if not have:
         needs = {"difference that shows, nor an arm shown to be better than heads that see no other token": None}
         return untestable(statement, needs, lack="there is no")
-    told, why = loses_nothing(statement, have), "the other arm is not shown to be better than heads that see no other"
-    if idle:
-        told = told.noting(f"Left out, as no difference shows and {why} token: {'; '.join(idle)}")
-    if kept:
-        told = told.noting(f"Kept, as a difference shows, though {why} token: {'; '.join(kept)}")
-    return told
+    why = "the other arm is not shown to be better than heads that see no other token"
+    return noting_each(
+        loses_nothing(statement, have),
+        {
+            f"Left out, as no difference shows and {why}": idle,
+            f"Kept, as a difference shows, though {why}": kept,
+        },
+    )
 
 
 def step(kind: str, N: int, projection: str) -> int:

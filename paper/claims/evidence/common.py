@@ -18,6 +18,8 @@ from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning.analysis import Judged, Runs
 
+IDLE = "identity"  # heads that see no other token
+SHOWN = ("better", "worse")  # outcomes of a difference that shows
 SOME = (1, 100)  # per cent: where a source says that there is a loss or a gain, but not how large it is
 # For two float64 computations that sum some 1e3 terms in different orders, magnified by the exponentials of scores.
 EXACT = 1e-10
@@ -98,6 +100,14 @@ class Arms(NamedTuple):
         """The same in the unit, as the rules take it."""
         found = self.judged(arm, other)
         return None if found is None else reported(found, self.unit)
+
+
+def noting_each(finding: Finding, remarks: Mapping[str, Sequence[str]]) -> Finding:
+    """The finding, with a remark for each of these reasons that has settings, which it names."""
+    for reason, settings in remarks.items():
+        if settings:
+            finding = finding.noting(f"{reason}: {'; '.join(settings)}")
+    return finding
 
 
 def without_records(statement: str, what: str) -> Finding:

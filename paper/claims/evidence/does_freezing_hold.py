@@ -19,7 +19,7 @@ from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
-from paper.claims.evidence.common import Arms, seeded
+from paper.claims.evidence.common import IDLE, SHOWN, Arms, noting_each, seeded
 from paper.claims.evidence.low_resource import gap, long_runs
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
@@ -40,8 +40,6 @@ BLEU = Unit("BLEU", 100, 1)
 SCORES = {"bleu_fraction": BLEU, "faultless_fraction": Unit("% without a mistake", 100, 1)}
 DRAWS = ("frozen Gaussian", "frozen low-rank", "frozen 4 x", "frozen 1/4 x")  # beside 'frozen', which is orthogonal
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
-IDLE = "identity"  # heads that see no other token
-SHOWN = ("better", "worse")  # outcomes of a difference that shows
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
 NAMES = (
     "bytes",
@@ -173,16 +171,15 @@ def lost(statement: str, arm: str, other: str, found: Mapping[str, Setting]) -> 
 def noting_idle(finding: Finding, arm: str, other: str, found: Mapping[str, Setting]) -> Finding:
     """The finding, with a remark on the settings in which the other arm has nothing to lose, if there are any."""
     have = at_issue(arm, other, found)
-    if idle := [label for label in compared(arm, other, found) if label not in have]:
-        finding = finding.noting(
-            f"Left out, as no difference shows by what is judged, and {other} heads have nothing to lose by it: "
-            f"{'; '.join(idle)}"
-        )
-    if kept := [label for label in have if not found[label].at_stake(other)]:
-        finding = finding.noting(
-            f"Kept, as a difference shows, though {other} heads have nothing to lose: {'; '.join(kept)}"
-        )
-    return finding
+    left_out = f"Left out, as no difference shows by what is judged, and {other} heads have nothing to lose by it"
+    kept = f"Kept, as a difference shows, though {other} heads have nothing to lose"
+    return noting_each(
+        finding,
+        {
+            left_out: [label for label in compared(arm, other, found) if label not in have],
+            kept: [label for label in have if not found[label].at_stake(other)],
+        },
+    )
 
 
 def noting_missing(finding: Finding, names: Sequence[str] = NAMES) -> Finding:

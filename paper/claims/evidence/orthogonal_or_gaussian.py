@@ -8,7 +8,7 @@ from torch import Tensor
 from ortho.orthogonal import haar, svd
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import Arms, reported, seeded
+from paper.claims.evidence.common import IDLE, SHOWN, Arms, noting_each, reported, seeded
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import Unit, outperforms
 from paper.claims.rules import all_of, holds, untestable
@@ -18,8 +18,6 @@ from paper.experiments.learning.analysis import Judged, Runs
 
 CHAPTER = "31-orthogonal-or-gaussian"
 
-IDLE = "identity"  # heads that see no other token
-SHOWN = ("better", "worse")  # outcomes of a difference that shows
 Pair = tuple[str, str, str]  # the experiment, an arm of it, and the arm it is compared with
 SEEDS = {"bytes": language.SEEDS, "images": images.SEEDS}
 MEASURES = {"bytes": "bits", "images": "correct"}
@@ -88,12 +86,8 @@ def part(statement: str, pairs: Mapping[str, Pair]) -> Finding:
         needs = {"difference that shows, nor an arm that is better than heads which see no other token": None}
         return untestable(statement, needs, lack="there is no")
     told = outperforms(statement, {label: reported(one, AS_STORED) for label, one in kept.items()})
-    if not (idle := [label for label in pairs if label not in kept]):
-        return told
-    return told.noting(
-        "Left out, as no difference shows and neither is shown to be better than heads that see no other token: "
-        f"{'; '.join(idle)}"
-    )
+    why = "Left out, as no difference shows and neither is shown to be better than heads that see no other token"
+    return noting_each(told, {why: [label for label in pairs if label not in kept]})
 
 
 def needed(pair: Pair) -> bool:
