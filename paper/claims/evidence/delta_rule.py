@@ -33,7 +33,7 @@ CUTS = (1, 7, 16, 100)  # chunks; most do not divide the length
 ARMS = ("delta causal", "gated-delta causal")
 HARDWARE = (256, 64)  # tokens and width at which operations are counted
 PRODUCTS = ("mm", "bmm", "mv", "addmm", "baddbmm")  # of matrices, and of matrices and vectors, as PyTorch runs them
-TILE = 16  # the largest side of the tiles that Tensor Cores multiply in half precision: 16 x 8 x 16
+TILE = 16  # a product in half precision with no side below it can fill the tiles of `mma.sync`, 16 x 8 x 16
 
 # -------------------------------------------------------------------------------------------------- the rule as printed
 
@@ -212,7 +212,7 @@ def matrix_form() -> Finding:
 
 def without_kernels() -> Finding:
     """Whether a form without kernels of its own is slower on a GPU than fused softmax attention."""
-    statement = "without kernels in CUDA the form is slower than fused softmax attention"
+    statement = "without kernels of its own the form is slower than fused softmax attention"
     on_gpus = {label: ratio for label, ratio in by_the_clock().items() if " on cpu-" not in label}
     if not on_gpus:
         return without_records(statement, "the form in chunks, which has no such kernel, on a GPU")
@@ -227,7 +227,7 @@ def kernels() -> Finding:
     apart = relative_error((q @ k.T).tril() @ errors, as_printed(q, k, v))
     parts = {
         "in parallel, by a linear system": holds("what the recurrence gives", apart, EXACT_STEPS),
-        "needs kernels in CUDA": without_kernels(),
+        "without kernels of its own": without_kernels(),
     }
     clock = {label: show(ratio) for label, ratio in by_the_clock().items()}
     told = f"; time over that of fused softmax attention, {listing(clock)}" if clock else ""

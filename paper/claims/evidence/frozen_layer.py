@@ -349,7 +349,7 @@ def half_the_gradients() -> Finding:
     full, less = (sum(p[f"dW_{name}"] == "used" for name in "QKVO") for p in products)
     weights = {"the four weights' gradients alone": 100 * (1 - less / full)}
     return region((50, 50), weights | backward, unit=" %").noting(
-        f"Of the backward pass it is {show(100 * sympy.limit(share, r, 0))} % at most"
+        f"Where X needs a gradient it is {show(100 * sympy.limit(share, r, 0))} % of the backward pass at most"
     )
 
 

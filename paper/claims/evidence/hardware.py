@@ -31,6 +31,7 @@ FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "2
 TOKENS, WIDTH = 1000, 8  # no multiple of a tile
 FASTER, LESS, NEAR = (3, 5), 70, 10  # times, per cent, and how far from "about" a figure may be
 MARKED = 0.8  # the largest ratio of constants that is "markedly smaller"
+CAUSAL = (16384, 768, 12)  # tokens, width and heads of the causal layer whose FLOPs are compared
 FORMS = {"reference": softmax_attention_reference, "tiles": flash_attention}
 
 
@@ -83,6 +84,8 @@ def orders() -> Finding:
     backward = sympy.expand(fused.backward - materialised.backward)
     step = sympy.limit(fused.step / materialised.step, N, sympy.oo)
     shares = {"FLOPs, forward": 1.0 * (fused.forward == materialised.forward), "FLOPs of a step": float(step)}
+    tiles, square = (layer(1, *CAUSAL, form=form, causal=True).step for form in ("fast", "reference"))
+    shares[f"FLOPs of a causal step, $N = {CAUSAL[0]:,}$, $d = {CAUSAL[1]}$"] = round(tiles / square, 3)
     times = sorted((round(1 / row["ratio_alike"][1], 2), _named(row)) for row in rows())
     shares |= {f"seconds at {setting}": time for time, setting in times[:1] + times[-1:]}
     parts = {

@@ -110,7 +110,7 @@ def mechanisms() -> Finding:
     return all_of(parts).noting(
         "In the package ORA's values are trained. Costs are those of attention, without the projections. The fixed "
         f"heads alone take no $N^2 d$, but {show(sympy.expand(positional_attention(1, N, d / 8).elementwise_forward))} "
-        "operations each; it is the learned head beside them that does. A single linear head misses "
+        "operations together; it is the learned head beside them that does. A single linear head misses "
         f"{100 * lookup.low_rank_error(lookup.ENTRIES, lookup.D_MODEL // lookup.HEADS):.0f} % of the lookup. What ORA "
         "does with little data, untested in the source, is S2.5.2a here"
     )

@@ -125,9 +125,10 @@ def encoders() -> dict[str, list[dict[str, Any]]]:
     records = of_judged_devices(experiments.load("translation-budgets"))
     groups = translation_budgets.grouped(records)
     return {
-        f"{pairs:,} pairs": [head for layer in translation_budgets.heads_by_layer(arms[STANDARD]) for head in layer]
+        f"encoders of {len(layers)} layers, {pairs:,} pairs": [head for layer in layers for head in layer]
         for pairs, arms in groups.items()
         if translation_budgets.complete(arms.get(STANDARD, []))
+        for layers in (translation_budgets.heads_by_layer(arms[STANDARD]),)
     }
 
 
@@ -136,10 +137,10 @@ def heads_of_encoders() -> Finding:
     found = encoders()
     if not found:
         maps = {"the attention maps of a trained encoder": None}
-        return untestable("most heads are positional, and many alike", maps, lack="there are no records of")
+        return untestable("most heads are positional", maps, lack="there are no records of")
     shares = {label: 100 * positional_heads.positional(heads) / len(heads) for label, heads in found.items()}
     finding = region(MOST, {label: round(share, 1) for label, share in shares.items()}, unit=" % of the heads")
-    return finding.noting("The encoders are small, and were trained to translate German to English")
+    return finding.noting("They were trained to translate German to English")
 
 
 def pruned() -> Finding:
@@ -165,7 +166,7 @@ def heads() -> Finding:
     for (task, _), stages in positional_heads.arms(records, device).items() if device else ():
         found.setdefault(task, []).extend(stages["trained"])
     parts = {
-        "positional and alike": heads_of_encoders(),
+        "positional": heads_of_encoders(),
         "heads of an encoder that go before a sentence in a hundred is lost": pruned(),
     }
     if not found:

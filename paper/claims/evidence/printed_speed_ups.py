@@ -203,8 +203,9 @@ def against_limit(claimed: Mapping[tuple[int, int], float]) -> Finding:
     shares = [100 * needed_share(gain, *at) for at, gain in claimed.items()]
     needed = figures.span(figures.outward((min(shares), max(shares))), " %")
     return bound(said, limits(1), unit=" %").noting(
-        "The bound counts the layer's products and its optimiser, at the peaks of an H100, with an update after each "
-        f"sequence; after {MANY} it allows {few} of {len(said)}. The optimiser would have to take {needed} of the step"
+        "The bound counts the layer's products and its optimiser, both at the peaks of an H100, with an update after "
+        f"each sequence; after {MANY} it allows {few} of {len(said)}. The optimiser would have to take {needed} of the "
+        "step"
     )
 
 

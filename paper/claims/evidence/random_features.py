@@ -391,7 +391,8 @@ def variances() -> Finding:
     return all_of(parts).noting(
         f"FAVOR# has, by data and $(K, \\sigma)$, {listed}. FAVOR++ has $e^2$ to $e^3$ "
         f"at $\\lvert x + y \\rvert^2$ from {where}; "
-        "$\\sigma$ is the standard deviation of the scores"
+        "$\\sigma$ is the standard deviation of the scores, for shifted data without the common means. "
+        "FAVOR+ has no row further off than weights can be, as its weights are not negative"
     )
 
 
