@@ -161,15 +161,16 @@ def measured() -> Values:
     timed = measured_steps()
     found: Values = {}
     if timed:
-        lengths = sorted({row["N"] for rows in timed.values() for row in rows})
-        found |= {"step_shortest": str(lengths[0]), "step_longest": f"{lengths[-1]:,}"}
         found["step_gains"] = "; ".join(
-            f"the frozen layer was {_gain(timed[device, 'layer'])} faster, "
-            f"the block {_gain(timed[device, 'block'])} ({device})"
+            f"on {device} the frozen layer was {_gain(timed[device, 'layer'])} faster "
+            f"({_lengths(timed[device, 'layer'])}), the block {_gain(timed[device, 'block'])} "
+            f"({_lengths(timed[device, 'block'])})"
             for device in dict.fromkeys(device for device, _ in timed)
         )
         first = next(iter(timed))[0]
-        found |= {f"step_gain_{scope}": _gain(timed[first, scope]) for scope in ("layer", "block")}
+        for scope in ("layer", "block"):
+            rows = timed[first, scope]
+            found |= {f"step_gain_{scope}": _gain(rows), f"step_lengths_{scope}": _lengths(rows)}
         found["step_device"] = first
     models = [row for row in whole_models.rows(experiments.load("whole-models")) if row["variant"] == "frozen"]
     if models:
@@ -182,6 +183,11 @@ def measured() -> Values:
 def _gain(rows: Sequence[Any]) -> str:
     gains = [100 * row["speedup"][1] - 100 for row in rows]
     return f"{min(gains):.0f} to {max(gains):.0f} %"
+
+
+def _lengths(rows: Sequence[Any]) -> str:
+    lengths = [row["N"] for row in rows]
+    return f"{min(lengths):,} to {max(lengths):,}"
 
 
 # ------------------------------------------------------------------------------------------------ kernels, projections
@@ -424,11 +430,12 @@ def longer_budgets() -> Values:
 
 
 def _hypotheses(records: Sequence[Record]) -> Values:
-    """How many hypotheses were written before their runs, and how many of them are shown and how many are open."""
+    """How many hypotheses were written before their runs; how many of them are shown, not shown, and open."""
     outcomes = [one for family in ladder_analysis.FAMILIES for one in ladder_analysis.judged(records, family).values()]
     return {
         "ladder_hypotheses": str(len(outcomes)),
         "ladder_shown": str(sum(shown for _, shown in outcomes)),
+        "ladder_not_shown": str(sum(found is not None and not shown for found, shown in outcomes)),
         "ladder_open": str(sum(found is None for found, _ in outcomes)),
     }
 

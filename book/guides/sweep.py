@@ -74,4 +74,6 @@ rates.table.cache_clear()  # which has been read
 trainer.EVERY_S = 0.0  # a checkpoint after each step, as 30 take a part of a second
 
 if __name__ == "__main__":
+    import sweep  # noqa: F401  by its own name, so that workers and later runs see the same functions
+
     sys.exit(experiments.main(sys.argv[1:]))
