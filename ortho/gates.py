@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho._checks import checked, heads
+from ortho._checks import checked, expect, heads
 from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
 from ortho._weights import new_weight, split_heads
@@ -66,6 +66,7 @@ class Gate(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
 
     def _product(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N rows"]:
+        expect(x.dim() == 3 and x.shape[-1] == self.d_model, "x", f"shape (B, N, {self.d_model})", tuple(x.shape))
         return linear(x, self.weight) if self.rank is None else linear(linear(x, self.weight_down), self.weight_up)
 
     def _vectors(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:

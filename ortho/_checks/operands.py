@@ -120,6 +120,9 @@ def prepend_state(
         if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != dtype:
             expected = f"{dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
             raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
+        if past.device != new.device:
+            raise TypeError(f"initial_state: expected {name} on {new.device} like k, got a tensor on {past.device}")
+        _checks.finite("initial_state", past)
     if past_v.shape[-2] != past_k.shape[-2]:
         raise ValueError(
             f"initial_state: expected values of length {past_k.shape[-2]} like the keys, got {tuple(past_v.shape)}"
@@ -141,8 +144,8 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> None:
-    """TypeError or ValueError unless a gate is None or a tensor of that shape, on the device of k.
+def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...], like: str = "keys") -> None:
+    """TypeError or ValueError unless a gate is None or a tensor of that shape, `like` others', on the device of k.
 
     Its dtype may differ: autocast makes gates in float32 beside keys in half precision.
     """
@@ -150,7 +153,7 @@ def gate(name: str, value: Tensor | None, k: Tensor, shape: tuple[int, ...]) -> 
         return
     _checks.float_tensor(name, value)
     if value.shape != shape:
-        raise ValueError(f"{name}: expected shape {tuple(shape)} like the keys, got {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected shape {tuple(shape)} like the {like}, got {tuple(value.shape)}")
     if value.device != k.device:
         raise TypeError(f"{name}: expected a tensor on {k.device} like the keys, got one on {value.device}")
 
@@ -180,7 +183,8 @@ def key_mask(attn_mask: Tensor | None, k: Tensor, initial_state: State | None) -
     if attn_mask is None:
         return None
     if initial_state is not None:
-        raise ValueError("attn_mask: expected None beside an initial_state, whose keys are summed and cannot be masked")
+        wanted = "None beside an initial_state (and no padding in a layer), as its keys are summed and cannot be masked"
+        raise ValueError(f"attn_mask: expected {wanted}, got a mask")
     mask_of_keys(attn_mask, k.shape[-2])
     return attn_mask.expand(*k.shape[:-2], 1, k.shape[-2])[..., 0, :]
 
@@ -221,4 +225,5 @@ def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype
     if value.shape != shape or value.dtype != dtype:
         wanted = f"{name} {dtype} of shape {tuple(shape)}"
         raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")
+    _checks.finite("initial_state", value)
     return value

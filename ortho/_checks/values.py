@@ -98,7 +98,7 @@ def indices(name: str, value: Tensor, count: int) -> None:
 
 def finite(name: str, value: Tensor) -> None:
     """ValueError if a tensor holds NaN or infinity; checked on the CPU only, where reading a value stalls nothing."""
-    if not reads_values(value):
+    if not (reads_values(value) and value.numel()):
         return
     low, high = value.detach().aminmax()  # one pass; NaN propagates
     if not (low.isfinite() and high.isfinite()):
@@ -108,7 +108,7 @@ def finite(name: str, value: Tensor) -> None:
 
 def within(name: str, what: str, value: Tensor, least: float | int, most: float | int) -> None:
     """ValueError unless a tensor, which is `what`, lies within [least, most]; like `finite`, on the CPU only."""
-    if not reads_values(value):
+    if not (reads_values(value) and value.numel()):
         return
     low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
     if not (least <= low and high <= most):
@@ -179,16 +179,16 @@ def qkv(q: Any, k: Any, v: Any, attn_mask: Any, is_causal: bool, past: int = 0) 
         mask(attn_mask, (*q.shape[:-1], past + k.shape[-2]))
 
 
-def mask(value: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless `value` is a boolean tensor that broadcasts to `shape`."""
+def mask(value: Any, shape: tuple[int, ...], name: str = "attn_mask") -> None:
+    """Raise, naming the argument, unless `value` is a boolean tensor that broadcasts to `shape`."""
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        raise TypeError(f"attn_mask: expected a boolean tensor (True = may attend), got {describe(value)}")
+        raise TypeError(f"{name}: expected a boolean tensor (True = may attend), got {describe(value)}")
     try:
         fits = torch.broadcast_shapes(value.shape, shape) == torch.Size(shape)
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(f"attn_mask: expected a shape that broadcasts to {shape}, got {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {tuple(value.shape)}")
 
 
 def layer_mask(

@@ -161,7 +161,8 @@ def ortho_attention(
     """The attention of transformers' interface: query (B, H, N, K), key, value (B, G, M, K) -> ((B, N, H, K), None).
 
     Raises ValueError for what heads of several kinds do not support: dropout, biases of scores, masks other than those
-    of "sdpa" and "eager", and a request for weights; and for a layer whose heads were given no kinds.
+    of "sdpa" and "eager", and a request for weights (GPT-2 does not pass it on, and gives none); and for a layer
+    whose heads were given no kinds.
     """
     own = kinds(module)
     if own is None:

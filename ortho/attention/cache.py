@@ -33,7 +33,8 @@ def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: 
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 
     `capacity` is the total number of tokens that the cache can read. A cache that allocates its memory at once needs
-    it; for others None means no limit. In the fast form values must be as wide as keys if the fused kernels are used.
+    it; for others None means no limit. `form` is a mechanism's; a module has its own. In the fast form values must be
+    as wide as keys if the fused kernels are used.
 
     Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
     for a missing capacity where one is needed.
@@ -111,7 +112,8 @@ class Cache(ABC):
 
     def _own(self) -> None:
         """Replace everything that later calls change by a copy."""
-        self._held = tuple(x.clone() for x in self._held)
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
+            self._held = tuple(x.clone() for x in self._held)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         for name, x in (("k", k), ("q", q), ("v", v)):  # k first: the others are compared with it
@@ -161,7 +163,7 @@ class StateCache(Cache):
         o, state = self._function(
             q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
         )
-        given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values())}
+        given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values()) if isinstance(x, Tensor)}
         # The first call's state may be the operands themselves, which the caller may change later.
         self._held = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
         return o
@@ -170,12 +172,17 @@ class StateCache(Cache):
 class Slots(Cache):
     """A cache of keys and values with `slots` slots, one per token; all memory is allocated with the first token."""
 
-    def __init__(self, attention: str | nn.Module, slots: int, capacity: int | None) -> None:
+    def __init__(
+        self, attention: str | nn.Module, slots: int, capacity: int | None, softmax: AttentionFunction
+    ) -> None:
         super().__init__(attention, capacity)
-        self.slots = slots
+        self.slots, self._softmax = slots, softmax
 
     def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the values in their slots."""
+        if self._softmax is MECHANISMS["softmax"].fast:
+            wanted = f"width {k.shape[-1]} like q, for the fused kernel"
+            _checks.expect(v.shape[-1] == k.shape[-1], "v", wanted, f"shape {tuple(v.shape)}")
         if self._before is None:  # also after the first tokens were refused
             with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
                 self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
@@ -189,8 +196,7 @@ class KeyValueCache(Slots):
     def __init__(self, attention: str, softmax: AttentionFunction, capacity: int | None) -> None:
         if capacity is None:
             raise ValueError("capacity: expected a number of tokens, as keys and values of all are kept, got None")
-        super().__init__(attention, _checks.positive_int("capacity", capacity), capacity)
-        self._softmax = softmax
+        super().__init__(attention, _checks.positive_int("capacity", capacity), capacity, softmax)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
@@ -236,14 +242,15 @@ class PatternCache(Slots):
                 raise ValueError(f"capacity: expected a number of tokens, as {pattern} may read any of them, got None")
             remembered = capacity, 0
         slots = sum(remembered)
-        super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity)
+        super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity, softmax)
         self._first, self._ring = remembered
-        self._pattern, self._softmax, self._whole = pattern, softmax, whole
+        self._pattern, self._whole = pattern, whole
         self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
 
     def _own(self) -> None:
         super()._own()
-        self._positions = self._positions.clone()
+        with torch.inference_mode(False):
+            self._positions = self._positions.clone()
 
     @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:

@@ -28,11 +28,13 @@ class ShiftedKeysValues(nn.Module):
     mixed. Key heads that query heads share are mixed separately for each query head. `keys` and `values`
     (num_heads, 2) hold the weights of the current token and of the previous one.
 
-    A masked key adds nothing to the next one. The state is the last key and value before mixing, and the mechanism's
-    own state.
+    A key that a mask of keys hides from all heads adds nothing to the next one. The state is the last key and value
+    before mixing, and the mechanism's own state.
 
     Raises TypeError or ValueError, naming the argument, for an unknown mechanism or form, or a mechanism with gates.
     """
+
+    takes_padding = True  # a layer hands its key_padding_mask on
 
     @checked
     def __init__(
@@ -67,14 +69,20 @@ class ShiftedKeysValues(nn.Module):
         initial_state: State | None = None,
         return_state: bool = False,
         same_tokens: bool = False,
+        key_padding_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Any:
-        """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), with the mechanism's arguments."""
+        """q (B, H, N, K), k (B, H, M, K), v (B, H, M, V) -> (B, H, N, V), with the mechanism's arguments.
+
+        `key_padding_mask`, True = padding, is the part of `attn_mask` that is known to be padding.
+        """
         _checks.qkv(q, k, v, None, is_causal)
+        heads = len(self.keys)
+        _checks.expect(q.dim() == 4 and q.shape[1] == heads, "q", f"shape (B, {heads}, N, K)", tuple(q.shape))
         last_k = last_v = state = None
         if initial_state is not None:
             last_k, last_v, *own = _checks.state(initial_state, "key", "value", *self._names(initial_state))
             state = tuple(own)
-        there = tokens_there(attn_mask, None, k.shape[-2], cut=return_state or initial_state is not None)
+        there = tokens_there(attn_mask, key_padding_mask, k.shape[-2], cut=return_state or initial_state is not None)
         if there is not None:
             k, v = (x * there[:, None, :, None] for x in (k, v))
         keys, values = _mixed("key", k, self.keys, last_k), _mixed("value", v, self.values, last_v)

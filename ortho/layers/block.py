@@ -53,7 +53,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
-        told = {**kind, "dropout": attention_dropout}
+        told = {**kind, "dropout": _checks.share("attention_dropout", attention_dropout)}
         own = {name: value for name, value in told.items() if value}  # not every layer knows of biases or dropout
         self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
@@ -71,7 +71,8 @@ class TransformerBlock(nn.Module):
         return_state: bool = False,
         **kwargs: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
-        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
+        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s without the context and
+        `need_weights`."""
         _checks.sequence("x", x, self.norm_attention.weight)
         y = self.attention(
             self.norm_attention(x) if self.norm_first else x,
@@ -142,6 +143,10 @@ class DecoderBlock(nn.Module):
     ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
         _checks.sequence("x", x, self.norm_attention.weight)
+        _checks.sequence("context", context, self.norm_attention.weight)
+        if context_mask is not None:
+            sizes = len(x), self.cross.num_heads, x.shape[1], context.shape[1]
+            _checks.mask(context_mask, sizes, "context_mask")
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
         x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
@@ -150,6 +155,7 @@ class DecoderBlock(nn.Module):
     def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
         """A cache for decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
         layer = self.cross
+        _checks.sequence("context", context, self.norm_attention.weight)
         layer.refuse_dropout("a cache")
         _, k, v, gates = layer._operands(context, None)
         keys, values = (spread_heads(x, layer.num_heads) for x in (k, v))
@@ -160,12 +166,15 @@ class DecoderBlock(nn.Module):
         self, x: Float[Tensor, "B n d"], cache: "DecoderCache", *, context_mask: Bool[Tensor, "..."] | None = None
     ) -> Float[Tensor, "B n d"]:
         """`forward` for further tokens, after those that the cache has read; without gradients."""
-        layer = self.cross
+        layer, keys = self.cross, cache.keys.shape[2]
+        _checks.sequence("x", x, self.norm_attention.weight)
+        _checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", f"{len(x)}")
+        if context_mask is not None:  # checked before the cache reads the tokens
+            _checks.mask(context_mask, (len(x), layer.num_heads, x.shape[1], keys), "context_mask")
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
         y = self.norm_cross(x)
         q, _ = layer.projection(y, cache.first)
         gates = cache.gates | {name: layer.gates[name](y) for name in layer._query_gates}
-        keys = cache.keys.shape[2]
         context_mask = _checks.layer_mask(context_mask, None, len(x), layer.num_heads, x.shape[1], keys)
         attend = MECHANISMS[layer.attention].form(layer.form) if isinstance(layer.attention, str) else layer.attention
         o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)

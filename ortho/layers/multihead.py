@@ -85,7 +85,8 @@ class MultiheadAttention(nn.Module):
         entry = MECHANISMS[attention] if isinstance(attention, str) else attention
         self._query_gates = frozenset(getattr(entry, "query_gates", ())) & makers.keys()
         self._one_sequence = bool(getattr(entry, "one_sequence", False))
-        self._takes_same_tokens = bool(getattr(entry, "same_tokens", False))
+        asked = {"same_tokens": "same_tokens", "key_padding_mask": "takes_padding"}
+        self._takes = [name for name, asks in asked.items() if getattr(entry, asks, False)]
         self.dropout = _checks.share("dropout", dropout)
         if dropout:
             self._has_weights("dropout", "0", dropout)
@@ -145,8 +146,7 @@ class MultiheadAttention(nn.Module):
             absent = key_padding_mask[:, None, key_padding_mask.shape[1] - k.shape[2] :, None]
             k, v = k.masked_fill(absent, 0), v.masked_fill(absent, 0)
         own: dict[str, Any] = {"is_causal": is_causal, "attn_mask": mask, **gates}
-        if self._takes_same_tokens:
-            own["same_tokens"] = context is None
+        own |= self._told(same_tokens=context is None, key_padding_mask=key_padding_mask)
         if need_weights:
             self._has_weights("need_weights", "False", True)
         if initial_state is not None or return_state:
@@ -166,6 +166,10 @@ class MultiheadAttention(nn.Module):
             return self._merge(o)
         o, state = o
         return self._merge(o), state
+
+    def _told(self, **known: Any) -> dict[str, Any]:
+        """What the mechanism also takes, of what the layer knows."""
+        return {name: known[name] for name in self._takes}
 
     def _operands(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """q (B, H, N, K), k and v (B, G, M, K), and the gates."""
@@ -200,8 +204,9 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
         """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
 
-        `kwargs` are this class's other arguments: `projection` "frozen" freezes the weights of queries and keys, and
-        `attention` chooses another mechanism. Masks have the opposite sense: here True is "may attend".
+        `kwargs` are this class's other arguments, except those that the layer decides (`bias`, `num_kv_heads` and
+        `head_dim`): `projection` "frozen" freezes the weights of queries and keys, and `attention` chooses another
+        mechanism. Masks have the opposite sense: here True is "may attend".
 
         Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
         `add_zero_attn`, and for a projection that is not defined by matrices.
@@ -215,7 +220,9 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"layer: expected {wanted}, got {got}")
         kind: dict[str, Any] = {"dtype": w.dtype, "device": w.device, "generator": torch.Generator(w.device)}
         biased = layer.in_proj_bias is not None
-        made = cls(d, layer.num_heads, bias=biased, dropout=layer.dropout, **{**kind, **kwargs})
+        for name in ("bias", "num_kv_heads", "head_dim"):
+            _checks.expect(name not in kwargs, name, "the layer's own", kwargs.get(name))
+        made = cls(d, layer.num_heads, bias=biased, **{"dropout": layer.dropout, **kind, **kwargs})
         parts = ("projection.{}_q", "projection.{}_k", "{}_v", "{}_o")
         state = dict(zip(parts, (*w.chunk(3), layer.out_proj.weight), strict=True))
         named = {part.format("weight"): value for part, value in state.items()}

@@ -88,6 +88,8 @@ class PositionalHeads(nn.Module):
         `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
         """
         _checks.sequence("x", x, self.weight_v)
+        if initial_state is not None and key_padding_mask is not None:
+            raise ValueError("key_padding_mask: expected None beside an initial_state, got a mask")
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:

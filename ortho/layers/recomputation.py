@@ -48,9 +48,14 @@ class Recomputed(nn.Module):
         *,
         initial_state: State | None = None,
         return_state: bool = False,
+        cache: object = None,
         **kwargs: Any,
     ) -> Any:
-        """x (B, N, d) -> (B, N, d); with `return_state`, (y, the blocks' states)."""
+        """x (B, N, d) -> (B, N, d); with `return_state`, (y, the blocks' states).
+
+        Raises ValueError for a cache: each block needs one of its own (`LanguageModel.new_caches`).
+        """
+        expect(cache is None, "cache", "None, as each block needs its own", describe(cache))
         if initial_state is None and not return_state:
             for segment in self._split():
                 x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)

@@ -30,7 +30,7 @@ def short_convolution_reference(
     """x (B, N, d) -> (B, N, d) by the formula; `tail` (B, w - 1, d) holds the tokens before, zeros by default."""
     line = torch.cat([_tail(x, taps, tail), x], 1)
     windows = line.unfold(1, len(taps), 1)  # (B, N, d, w), the oldest token first
-    return x + (windows * taps.flip(0).mT).sum(-1)
+    return (x + (windows * taps.flip(0).mT).sum(-1)).to(x.dtype)
 
 
 @checked(own=("tail",))
@@ -49,7 +49,11 @@ def short_convolution(
 
 def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
     shape = (len(x), len(taps) - 1, x.shape[2])
-    return x.new_zeros(shape) if tail is None else carried("tail", tail, shape, x.dtype)
+    if tail is None:
+        return x.new_zeros(shape)
+    fits = tail.shape == shape and tail.dtype == x.dtype
+    _checks.expect(fits, "tail", f"{x.dtype} of shape {shape}", _checks.describe(tail))
+    return tail
 
 
 class _Convolution(Kernel):
@@ -128,9 +132,13 @@ class ConvolvedAttention(nn.Module):
             there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         tail, state = self._before(initial_state)
+        if tail is not None:
+            carried("tail", tail, (len(x), len(self.taps) - 1, x.shape[2]), x.dtype)
         if cache is not None:
             _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             kwargs["cache"], tail = cache.parts[0], cache.tail
+            if tail is not None:
+                _checks.expect(len(tail) == len(x), "cache", f"one of batch {len(x)}", f"batch {len(tail)}")
         x = x if there is None else x * there[..., None]
         if initial_state is not None:
             kwargs["initial_state"] = state

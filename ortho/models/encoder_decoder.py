@@ -63,7 +63,9 @@ class EncoderDecoder(nn.Module):
         parts: dict[str, Any] = {"d_ff": d_ff, "dropout": dropout, "bias": bias, "generator": generator, **kind}
         layers = range(num_layers)
         reading = {"num_heads": num_heads, **(encoder or {})}
-        self.encoder = nn.ModuleList(TransformerBlock(d_model, **reading, **parts) for _ in layers)
+        if "dropout" in reading:  # of the weights; a block has another one
+            reading["attention_dropout"] = reading.pop("dropout")
+        self.encoder = nn.ModuleList(TransformerBlock(d_model, **{**parts, **reading}) for _ in layers)
         self.decoder = nn.ModuleList(
             DecoderBlock(d_model, num_heads, attention=decoder, cross=cross, **parts) for _ in layers
         )

@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
             if initial_state is not None or return_state or key_padding_mask is not None:
                 raise ValueError("caches: expected None beside initial_state, return_state or key_padding_mask")
             return self._decoded(tokens, caches)
-        past, states = initial_state or (0, [None] * len(self.blocks))  # type: ignore[list-item]
+        past, states = self._earlier(initial_state)
         x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
         masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # not every layer takes them
         new_states = []
@@ -148,7 +148,7 @@ class LanguageModel(nn.Module):
             check_token("stop", stop, self.vocab_size)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         if key_padding_mask is None:
-            return torch.cat([tokens, self._continued(tokens, count, stop, how)], 1)
+            return torch.cat([tokens, self._continued(tokens, count, stop, how).to(tokens.dtype)], 1)
         mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
         lengths = (~key_padding_mask).sum(1)
         _checks.expect(lengths.all(), "key_padding_mask", "a token in each row", "one of padding alone")
@@ -162,6 +162,16 @@ class LanguageModel(nn.Module):
             drawn[rows, : found.shape[1]] = found.to(drawn.dtype)
             most = max(most, found.shape[1])
         return torch.cat([tokens, drawn[:, :most]], 1)
+
+    def _earlier(self, initial_state: Any) -> tuple[int, Sequence[Any]]:
+        """The number of tokens read before, and each block's state."""
+        if initial_state is None:
+            return 0, [None] * len(self.blocks)
+        pair = isinstance(initial_state, tuple | list) and len(initial_state) == 2
+        if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != len(self.blocks):
+            wanted = f"the number of tokens read and {len(self.blocks)} states, one a block"
+            raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(initial_state)}")
+        return initial_state[0], initial_state[1]
 
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
         """The tokens drawn after prompts without padding: `count` columns, or fewer if all rows have ended."""

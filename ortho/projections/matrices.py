@@ -109,6 +109,7 @@ class MergedProjection(Detached):
         """The identity."""
         return torch.eye(self.d_model, dtype=self.weight_q.dtype, device=self.weight_q.device)
 
+    @checked(shapes=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B 1 N d"], Float[Tensor, "B 1 M d"]]:

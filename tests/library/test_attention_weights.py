@@ -159,3 +159,11 @@ def test_errors():
         (lambda: of(unbiased, projection="structured"), "projection: expected one that has projection.weight_q"),
     ):
         refuses(message, call)
+
+
+def test_from_torch_with_another_dropout():
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+    assert MultiheadAttention.from_torch(theirs, dropout=0.0).dropout == 0
+    for name, value in {"bias": False, "num_kv_heads": 1, "head_dim": 8}.items():
+        with pytest.raises(ValueError, match=f"^{name}: expected the layer's own"):
+            MultiheadAttention.from_torch(theirs, **{name: value})

@@ -177,3 +177,8 @@ def test_errors():
         cost.layer(1, 4, 5, 2)
     with pytest.raises(TypeError, match="input_grad: expected in ortho.cost.layer alone"):
         cost.block(1, 2, 4, 2, input_grad=False)
+
+
+def test_no_cost_of_a_call_that_is_refused():
+    with pytest.raises(ValueError, match="causal: expected False"):
+        MECHANISMS["efficient"].cost(1, 8, 1, 4, 4, causal=True)

@@ -275,14 +275,13 @@ def test_a_refused_token_leaves_the_cache_as_it_was(name, refused):
 
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window"])
 def test_first_tokens_that_are_refused_leave_nothing(name):
-    """The kernel refuses them, as it needs values as wide as keys; then other tokens come, of another dtype."""
+    """They are refused, as the kernel needs values as wide as keys; then other tokens come, of another dtype."""
     q, k, v = qkv(length=5)
     cache = new_cache(name, 9)
     for piece in (slice(0, 1), slice(0, 5)):
         tokens = [x[..., piece, :] for x in (q, k, v[..., :4])]
-        if name != "window" or piece.stop == 1:  # its own form takes them
-            refuses("v: expected width 6 like q, for the fused kernel", cache.attend, *tokens)
-    assert cache.length == 0
+        refuses("v: expected width 6 like q, for the fused kernel", cache.attend, *tokens)
+    assert (cache.length, cache.nbytes) == (0, 0)
     q, k, v = (x.float() for x in (q, k, v))
     assert torch.equal(cache.attend(q, k, v), MECHANISMS[name].fast(q, k, v, is_causal=True))
 
@@ -388,3 +387,32 @@ def test_errors_of_models():
     refuses("caches: expected a sequence .of a Cache each., got list of 2", one, tokens, caches=[None, None])
     one.blocks[0].attention(torch.zeros(1, 1, 8, dtype=torch.float64), is_causal=True, cache=caches[0])
     refuses(r"caches: expected caches that have read as many tokens, got \[4, 3\]", one, tokens[:, :1], caches=caches)
+
+
+@pytest.mark.parametrize("name", ["softmax", "window", "rotary", "delta"])
+def test_a_copy_made_in_inference_mode_is_used_outside_it(name):
+    q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
+    cache = new_cache(name, 32)
+    cache.attend(q, k, v)
+    with torch.inference_mode():
+        copied = cache.copy()
+    last = [x[:, :, :1] for x in (q, k, v)]
+    assert torch.equal(copied.attend(*last), cache.attend(*last))
+
+
+@pytest.mark.parametrize("name", ["softmax", "window", "strided", "big-bird"])
+def test_narrow_values_are_refused_before_anything_is_kept(name):
+    q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
+    cache = new_cache(name, 64)
+    with pytest.raises(ValueError, match=r"^v: expected width 4 like q"):
+        cache.attend(q, k, v[..., :2])
+    assert (cache.length, cache.nbytes) == (0, 0)
+    whole = new_cache(name, 64).attend(q, k, v)
+    assert torch.equal(cache.attend(q, k, v), whole)
+
+
+@pytest.mark.bad_input
+def test_options_that_are_no_tensors_reach_the_mechanism():
+    q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
+    whole, cut = (new_cache("delta", 16).attend(q, k, v, **option) for option in ({}, {"chunk": 2}))
+    assert torch.allclose(whole, cut, atol=1e-12)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import dropout as drop
 
 from ortho import HybridAttention, PositionalHeads, StoppedAttention
+from ortho.layers.block import DecoderBlock
 from ortho.layers.positional import sinusoidal_positions
 from ortho.models.encoder_decoder import EncoderDecoder
 
@@ -239,3 +240,26 @@ def test_bad_calls():
     for alpha, error in ((-1, ValueError), (inf, ValueError), ("1", TypeError)):
         with pytest.raises(error, match="length_penalty: expected a .*number.*, got"):
             ours.beam_search(source, beams=2, start=1, stop=2, length_penalty=alpha)
+
+
+@pytest.mark.bad_input
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    block = DecoderBlock(8, 2, generator=generator(1))
+    context, x = (torch.randn(2, n, 8, generator=generator(n)) for n in (3, 4))
+    cache = block.new_cache(context, 8)
+    with pytest.raises(ValueError, match=r"^context_mask: expected a shape that broadcasts"):
+        block.step(x[:, :1], cache, context_mask=torch.ones(2, 1, 1, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"^x: expected batch 2 like the context"):
+        block.step(x[:1, :1], cache)
+    stepped = torch.cat([block.step(x[:, i : i + 1], cache) for i in range(4)], 1)
+    assert torch.allclose(stepped, block(x, context), atol=1e-5)
+    with pytest.raises(ValueError, match=r"^context: expected"):
+        block.new_cache(context[0], 4)
+
+
+def test_the_encoder_s_layers_take_their_arguments():
+    made = EncoderDecoder(VOCAB, 8, 2, 1, max_length=8, encoder={"dropout": 0.1, "bias": True})
+    layer = made.encoder[0].attention
+    assert layer.dropout == 0.1
+    assert layer.bias_v is not None
+    assert made.encoder[0].dropout.p == 0

@@ -251,3 +251,17 @@ def test_errors():
         (beside, "caches: expected None beside initial_state, return_state or key_padding_mask"),
     ):
         refuses(message, call)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_tokens_keep_their_dtype(padded):
+    model = LanguageModel(11, 8, 2, num_layers=1, max_length=8, generator=generator(1))
+    tokens = torch.zeros(2, 4, dtype=torch.int32)
+    mask = torch.zeros(2, 4, dtype=torch.bool) if padded else None
+    assert model.generate(tokens, 2, key_padding_mask=mask).dtype == torch.int32
+
+
+def test_a_state_of_another_number_of_blocks_is_refused():
+    model = LanguageModel(11, 8, 2, num_layers=2, max_length=8, generator=generator(1))
+    with pytest.raises(ValueError, match=r"^initial_state: expected the number of tokens read and 2 states"):
+        model(torch.zeros(1, 1, dtype=torch.long), initial_state=(0, []))

@@ -1,6 +1,8 @@
 """Static patterns: rules, counts and tilings of each; attention by them, and what it refuses."""
 
+from functools import partial
 from itertools import product
+from threading import Thread
 
 import pytest
 import torch
@@ -11,12 +13,18 @@ from static_patterns import IDS, LONGEST, RULES
 
 from ortho import MECHANISMS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.attention.sparse import block_sparse
 from ortho.attention.sparse import tiled_attention as engine
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, Summaries
-from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference, pattern_mechanism
+from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
+from ortho.attention.sparse.pattern import (
+    pattern_attention,
+    pattern_attention_reference,
+    pattern_cost,
+    pattern_mechanism,
+)
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.tiling import Section
 from ortho.attention.sparse.window import BlockedWindow, Window
@@ -284,3 +292,40 @@ def test_errors():
     assert short.pairs(8) == 48
     for ask in (short.pairs, short.mask, lambda n: short.tilings(Section(0, n, n, True))):
         refuses("blocks: expected a row for each of the 3 blocks .* got 2 rows", ask, 9)
+
+
+def test_threads_draw_one_sequence():
+    pattern = BigBird(1, seed=7)
+    wanted = pattern.rows(300, 300)
+    for cache in (block_sparse._so_far, block_sparse._both):
+        cache.cache_clear()
+    threads = [Thread(target=pattern.rows, args=(300, 300)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    block_sparse._both.cache_clear()
+    assert pattern.rows(300, 300) == wanted
+
+
+def test_draws_know_nothing_of_the_caller_s_transform():
+    block_sparse._so_far.cache_clear()
+    block_sparse._both.cache_clear()
+    x = draw(3, 2, 130, 4)
+    attend = partial(pattern_attention_reference, pattern=BigBird(64))
+    ours = torch.func.vmap(lambda q: attend(q, x[0], x[0]))(x)
+    assert torch.allclose(ours, torch.stack([attend(q, x[0], x[0]) for q in x]), **TOLERANCE)
+
+
+def test_queries_that_are_all_global_read_nothing():
+    x = draw(1, 4, 3).requires_grad_()
+    o = pattern_attention(x, x, x, pattern=GlobalKeys(4, 8))
+    assert not o.any()
+    assert not torch.autograd.grad(o.sum(), x)[0].any()
+    assert pattern_cost(1, 4, 1, 3, 3, pattern=GlobalKeys(4, 8)).elementwise_forward > 0
+
+
+@pytest.mark.bad_input
+def test_a_table_of_lists_is_one_of_tuples():
+    assert BlockSparse(2, [[0], [0, 1]]) == BlockSparse(2, ((0,), (0, 1)))
+    assert hash(BlockSparse(2, [[0], [0, 1]])) == hash(BlockSparse(2, ((0,), (0, 1))))

@@ -10,6 +10,7 @@ from seeded import draw, generator
 
 from ortho import LanguageModel, MultiheadAttention, to_standard
 from ortho.projections import FrozenProjection, LearnedProjection, MergedProjection, SeededProjection
+from ortho.projections.projection import head_sizes, kv_heads
 from ortho.projections.seeded import _normals
 
 SIGMAS = 4.42  # two-sided, an error rate of 1e-5
@@ -245,3 +246,18 @@ def test_a_seed_is_loaded_by_assignment():
     other = SeededProjection(24, 4, seed=5, dtype=torch.float64, device="meta")
     other.load_state_dict(one.state_dict(), assign=True)
     assert torch.equal(one.weight_q, other.weight_q) and torch.equal(one.weight_k, other.weight_k)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: head_sizes(8, 0, 4), "num_heads"),
+        (lambda: head_sizes(-8, 2, 4), "d_model"),
+        (lambda: head_sizes(8, 2, 0), "head_dim"),
+        (lambda: kv_heads(4, 0), "num_kv_heads"),
+        (lambda: kv_heads(4, -2), "num_kv_heads"),
+    ],
+)
+def test_sizes_below_one_are_refused(call, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected an integer of at least 1"):
+        call()

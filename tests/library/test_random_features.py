@@ -175,3 +175,8 @@ def test_poor_data(name, dtype, poor):
     x, y, fitted = x.double(), y.double(), dense.DenseParameters(*(each.double() for each in fitted[:3]))
     plain = mean_log_moment(x, y, unfitted(8))
     assert float(mean_log_moment(x, y, fitted)) <= float(plain) * (1 + 1e-5) + 1e-5  # the ridge, and float32
+
+
+def test_parameters_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"^parameters: expected B_q of shape"):
+        dense.DenseExponentialFeatures(parameters=dense.DenseParameters(torch.zeros(4), torch.eye(3), torch.eye(3)))

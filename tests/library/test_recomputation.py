@@ -121,3 +121,9 @@ def test_a_recomputed_model_decodes():
     expected = model.generate(tokens, 5, temperature=0)
     model.blocks = nn.ModuleList([Recomputed(model.blocks, segments=2)])
     assert torch.equal(model.generate(tokens, 5, temperature=0), expected)
+
+
+def test_one_cache_for_several_blocks_is_refused():
+    two = Recomputed(blocks(2))
+    with pytest.raises(ValueError, match=r"^cache: expected None, as each block needs its own"):
+        two(draw(1, N, D), is_causal=True, cache=two.blocks[0].attention.new_cache(N))

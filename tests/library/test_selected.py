@@ -325,7 +325,7 @@ BAD = [
     (NSA, {"sizes": 64}, TypeError, "sizes: expected Sizes, got int 64"),
     (NSA, {"gates": Q[..., :2]}, ValueError, "gates: expected shape (2, 9, 3) like the keys, got (2, 9, 2)"),
     (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
-    (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9)"),
+    (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9) like the queries"),
     (SPARSE_LINEAR, {"log_far": Q[..., 0] / 0}, ValueError, "log_far: expected finite numbers"),
 ]
 
@@ -370,3 +370,18 @@ def test_bad_draws_and_sizes():
     for name, size in (("length", 33), ("block", 8)):
         refuses(f"{name}: expected a multiple of stride = 16, got {size}", Sizes, **{name: size})
     refuses("count: expected at least 3, got 2", Sizes, count=2)
+
+
+def test_half_precision_is_normalised_in_float32():
+    x = torch.tensor([[300.0, -300.0, 500.0, -500.0]])
+    assert torch.allclose(normalised(x.half()).float(), normalised(x), atol=1e-3)
+    with pytest.raises(ValueError, match=r"^x: expected variances"):
+        normalised(1e20 * x)
+
+
+def test_masks_are_mapped_over():
+    q, k, v = (draw(5, 4, seed=i) for i in range(3))
+    masks = torch.rand(3, 1, 5, generator=torch.Generator().manual_seed(1)) > 0.3
+    attend = TOP_K.reference
+    ours = torch.func.vmap(lambda mask: attend(q, k, v, attn_mask=mask))(masks)
+    assert torch.allclose(ours, torch.stack([attend(q, k, v, attn_mask=mask) for mask in masks]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from counted import assert_declared, assert_decodes
 from refusals import refusals
-from seeded import draw
+from seeded import draw, generator
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
 from ortho.attention import MECHANISMS
@@ -165,3 +165,26 @@ BAD = [
 @refusals(BAD)
 def test_errors(refused):
     refused(draw(B, N, WIDTH))
+
+
+@FORMS
+def test_the_output_has_the_dtype_of_x(form):
+    x, taps = draw(2, 5, 8).half(), draw(4, 8).float()
+    assert FUNCTIONS[form](x, taps).dtype == torch.float16
+
+
+def test_shifted_heads_are_as_many_as_the_layer_s():
+    layer = MultiheadAttention(8, 4, attention=ShiftedKeysValues(1))
+    with pytest.raises(ValueError, match=r"^q: expected shape \(B, 1, N, K\)"):
+        layer(torch.zeros(2, 6, 8))
+
+
+def test_padding_is_read_token_by_token():
+    layer = MultiheadAttention(8, 2, attention=ShiftedKeysValues(2, generator=generator(1)), generator=generator(2))
+    x, padding = draw(2, 5, 8).float(), torch.tensor([[True, True, False, False, False], [False] * 5])
+    whole, state, parts = layer(x, is_causal=True, key_padding_mask=padding), None, []
+    for i in range(5):
+        now = {"key_padding_mask": padding[:, : i + 1], "initial_state": state}
+        part, state = layer(x[:, i : i + 1], is_causal=True, return_state=True, **now)
+        parts.append(part)
+    assert torch.allclose(torch.cat(parts, 1)[~padding], whole[~padding], atol=1e-5)

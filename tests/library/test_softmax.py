@@ -234,3 +234,32 @@ def test_backends_at_scales_that_are_not_positive(scale):
     for backend in ("flash", "math"):
         found = backend_attention(q, k, v, backend=backend, is_causal=True, scale=scale)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)  # sums of 8 rounded products of size 1
+
+
+def test_a_mask_is_kept_once_for_all_heads():
+    B, H, N = 2, 8, 64
+    q, k, v = (draw(B, H, N, 16, seed=i).float().requires_grad_() for i in range(3))
+    there = torch.rand(B, 1, 1, N, generator=torch.Generator().manual_seed(1)) > 0.1
+    kept = {}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        softmax_attention(q, k, v, is_causal=True, attn_mask=there)
+    operands, rows, bias = 4 * 4 * B * H * N * 16, 4 * B * H * N, 4 * B * N * N
+    assert sum(kept.values()) <= operands + rows + 2 * bias < operands + H * bias
+
+
+@pytest.mark.parametrize("scale", [1e-50, -1e-50, 1e-38])
+def test_a_scale_below_the_range_of_float32_weighs_all_alike(scale):
+    q, k, v = (x.float() for x in operands(6, V=4))
+    ours, exact = (form(q, k, v, is_causal=True, scale=scale) for form in (softmax_attention, FORMS[0]))
+    assert torch.allclose(ours, exact, atol=1e-6)
+
+
+def test_tiles_of_scores_near_the_least_number():
+    q, k = torch.full((1, 1, 1), 1e19), torch.tensor([[[-1e19], [-1e19]]])
+    v = torch.tensor([[[1.0], [3.0]]])
+    assert float(flash_attention(q, k, v, scale=1.0)) == 2

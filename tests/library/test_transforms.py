@@ -5,6 +5,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ortho import MECHANISMS, LanguageModel
+from ortho.attention.linear.dense_features import DenseExponentialFeatures
+from ortho.attention.linear.linear_attention import linear_attention_reference
 
 OURS = "^torch.func: expected a plain call, as the fast form has no transforms and no forward derivatives"
 CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "selected" and name != "sparse-linear"]
@@ -81,3 +83,17 @@ def test_export(attention):
             same(torch.export.export(model, (tokens,)).module()(tokens), model(tokens))
             with pytest.raises(RuntimeError, match="^torch.export: expected fixed sizes"):
                 torch.export.export(model, (tokens,), **lengths)
+
+
+@pytest.mark.parametrize("fit", ["gerf", "saderf", "aderf", "sderf"])
+def test_fitted_parameters_are_constants_in_forward_mode_too(fit):
+    # a fit that passed a derivative on would change the first four digits
+    q, k, v, along = torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with_map = DenseExponentialFeatures(fit)
+
+    def attend(q):
+        return linear_attention_reference(q, k, v, feature_map=with_map)
+
+    forward = torch.func.jvp(attend, (q,), (along,))[1]
+    backward = torch.einsum("abcd,cd->ab", torch.func.jacrev(attend)(q), along)
+    assert torch.allclose(forward, backward, rtol=1e-10, atol=1e-12)

@@ -387,3 +387,14 @@ def test_the_kernel_for_gpus(sizes):
     command = [sys.executable, "-c", INTERPRETED, *map(str, sizes)]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("shape", [(2, 3, 6, 4), (2, 4, 5, 4), (2, 4, 9, 4), (2, 4, 6, 5)])
+def test_values_that_do_not_fit_the_projection_are_refused(shape):
+    class Zeros(nn.Module):
+        def forward(self, _):
+            return torch.zeros(2, 4, 6, 4), torch.zeros(2, 4, 6, 4)
+
+    with pytest.raises(ValueError, match=r"^v: expected shape"):
+        recomputed_attention(torch.zeros(2, 6, 8), torch.ones(shape), Zeros())

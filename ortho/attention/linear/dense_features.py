@@ -24,6 +24,7 @@ KeptQueries = Bool[Tensor, "*batch N"] | None  # True for tokens that enter the 
 KeptKeys = Bool[Tensor, "*batch M"] | None
 
 
+@checked(values=False)
 def dense_features(
     x: Float[Tensor, "... N K"],
     omega: Float[Tensor, "... m K"],
@@ -226,6 +227,11 @@ class DenseExponentialFeatures(RandomFeatureMap):
         self.causal = parameters is not None
         if parameters is not None:
             _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
+            K = parameters.a.shape[-1]
+            for name, matrix in zip(DenseParameters._fields[1:], parameters[1:], strict=True):
+                wanted = f"{name} of shape (..., {K}, {K}) like a, of width {K}"
+                got = None if matrix is None else tuple(matrix.shape)
+                _checks.expect(matrix is None or matrix.shape[-2:] == (K, K), "parameters", wanted, got)
 
     def __repr__(self) -> str:
         given = "" if self.parameters is None else "parameters=..., "
@@ -243,8 +249,8 @@ class DenseExponentialFeatures(RandomFeatureMap):
     ) -> Features:
         root = root_scale(1 / sqrt(q.shape[-1]) if scale is None else scale)
         omega = self.rows(q)
-        with torch.no_grad():
-            a, B_q, B_k, axes = self._parameters(q * root, k * root, hidden_q, hidden)
+        with torch.no_grad():  # and detached, since derivatives in forward mode pass through no_grad
+            a, B_q, B_k, axes = self._parameters((q * root).detach(), (k * root).detach(), hidden_q, hidden)
             if axes is not None:
                 omega = omega @ axes  # (..., m, K)
             bias = 2 * (omega.square() @ a[..., None]).mT  # (..., 1, m), for both features of a pair
@@ -273,7 +279,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
             + G * M * (2 * K + 4)
             + of_tokens * G * (N + M) * K
             + G * (square * K * K + linear * K + once),
-            elementwise_backward=G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            elementwise_backward=G * (N + M) * m + G * M * ((m if m != 1 else 0) + 2 + 4 * K),
             saved=sets * K * K + G * M * K + 2 * sets * m * K,
             keeps_features=True,
         )

@@ -74,7 +74,12 @@ def _refuse_parts(**given: object) -> None:
 
 @closed_form
 def efficient_cost(call: CostedCall) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; decoding keeps the keys and reads all of them."""
+    """Closed-form cost of one self-attention call, in either form; decoding keeps the keys and reads all of them.
+
+    Raises ValueError for a causal call, which the mechanism does not serve.
+    """
+    if call.causal:
+        raise ValueError("causal: expected False (`efficient-causal` serves causal calls), got True")
     (G, N, K, V), item, reach = call.sizes, call.item, call.reach
     rows, held = G * N, call.held_keys()
     if call.form == "fast":

@@ -128,7 +128,7 @@ class PositiveFeatures(RandomFeatureMap):
             # the scaled rows; |k|^2 and its half; per feature the maximum, sum and exp; the lift and log_k
             elementwise_forward=m * K + G * M * (2 * K + 1) + 3 * G * (N + M) * m + 3 * G * M,
             # exp; the lift's sum, its sign, the half; two products with k and two sums of gradients
-            elementwise_backward=G * (N + M) * m + G * M * (m + 2 + 4 * K),
+            elementwise_backward=G * (N + M) * m + G * M * ((m if m != 1 else 0) + 2 + 4 * K),
             saved=m * K + G * M * K,
             keeps_features=True,
         )

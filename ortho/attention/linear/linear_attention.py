@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import _checks
-from ortho._checks import attention_form, carried, known_tokens, past_length
+from ortho._checks import attention_form, carried, checked, known_tokens, past_length
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, default_chunk, equal_chunks, pad_tokens
@@ -93,6 +93,7 @@ class FeatureMap(ABC):
         """The cost of mapping the N queries and M keys, K wide, of each of G sequences to m features."""
 
 
+@checked(values=False)
 def kernel_weights(
     feature_map: FeatureMap,
     q: Float[Tensor, "*batch N K"],
@@ -141,10 +142,10 @@ def linear_attention_reference(
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
-    Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`. `same_tokens` says
-    that query i and key i are the same token: a map that looks at the whole sequence then also leaves out the queries
-    at the positions of hidden keys. A row whose weights are all 0 gives 0. On the CPU, rows whose weights leave the
-    range of the dtype raise ValueError.
+    Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`, except for `scale`,
+    which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
+    map that looks at the whole sequence then also leaves out the queries at the positions of hidden keys. A row whose
+    weights are all 0 gives 0. On the CPU, rows whose weights leave the range of the dtype raise ValueError.
     """
     _refuse_parts(feature_map, is_causal, initial_state, return_state)
     weights = kernel_weights(
@@ -278,6 +279,8 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
     Half precision costs as much as float32. Drawing random features is left out: it is done once. A symbolic N stands
     for a multiple of `chunk` greater than `chunk`.
     """
+    if call.causal and not feature_map.causal:
+        raise ValueError("causal: expected False with a feature map that looks at the whole sequence, got True")
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
     scaled, reach = int(feature_map.scales_keys), call.reach
     m, behind = feature_map.width(K) if m is None else m, 0

@@ -41,10 +41,10 @@ def delta_rule_reference(
     r"""The delta rule by its recurrence, token by token.
 
     `beta`, in [0, 2], is 1 by default; `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are divided by
-    their lengths unless `normalise` is False. `scale`, if given, then multiplies the queries. In a call that is not
-    causal every query reads the state after the last key. A masked key leaves the state unchanged; the mask must be the
-    same for all queries, and cannot be combined with an `initial_state`. The state is (S (..., K, V),); it and all
-    computation are in float32 at least.
+    their lengths (1e-6 is added to the squared length) unless `normalise` is False. `scale`, if given, then multiplies
+    the queries. In a call that is not causal every query reads the state after the last key. A masked key leaves the
+    state unchanged; the mask must be the same for all queries, and cannot be combined with an `initial_state`. The
+    state is (S (..., K, V),); it and all computation are in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: every write would

@@ -58,6 +58,17 @@ class TokenLoss(ABC):
         return 0
 
 
+def _residuals(p: Tensor, v: Tensor) -> Tensor:
+    """p less the last n values."""
+    _at_least_as_many(p, v)
+    return p - v[..., -p.shape[-2] :, :]
+
+
+def _at_least_as_many(p: Tensor, v: Tensor) -> None:
+    n, m = p.shape[-2], v.shape[-2]
+    _checks.expect(n <= m, "v", f"at least as many values as the {n} predictions", m)
+
+
 class _OfResidual(TokenLoss):
     """A loss of the residual r = p - v."""
 
@@ -75,10 +86,10 @@ class _OfResidual(TokenLoss):
         """The derivative of `of`, with the shape of r."""
 
     def __call__(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return self.of(p - v[..., -p.shape[-2] :, :])
+        return self.of(_residuals(p, v))
 
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return self.influence(p - v[..., -p.shape[-2] :, :])
+        return self.influence(_residuals(p, v))
 
     def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
         forward, backward, saved = (rows * count for count in self.operations(V))
@@ -180,6 +191,7 @@ class Contrastive(TokenLoss):
 
     def _scores(self, p: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         """(..., n, 1 + m), the zero vector first."""
+        _at_least_as_many(p, v)
         n, m = p.shape[-2], v.shape[-2]
         later = torch.ones(n, m, dtype=torch.bool, device=p.device).triu(1 + m - n)
         absent = later if hidden is None else later | hidden[..., None, :]

@@ -42,7 +42,8 @@ def vector_gated_delta_reference(
     """The vector-gated delta rule by its recurrence, token by token.
 
     `beta`, in [0, 1], is 1 by default; `log_decay`, log a, at most 0, is 0 by default. Queries and keys are divided by
-    their lengths. All else is as in `delta_rule_reference`; the state is (S (..., K, V),) in float32 at least.
+    their lengths (1e-6 is added to the squared length). All else is as in `delta_rule_reference`; the state is
+    (S (..., K, V),) in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range.

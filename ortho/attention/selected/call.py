@@ -86,7 +86,7 @@ class Call(NamedTuple):
         """A tensor with the caller's leading axes, as (G, rows, *each), in the dtype of q; `rows` is by default the
         number of new keys. ValueError unless it has that shape and its numbers are finite."""
         shape = (*self.leading, self.new if rows is None else rows, *each)
-        gate(name, value, self.k, shape)
+        gate(name, value, self.k, shape, "keys" if rows is None else "queries")
         _checks.finite(name, value)
         return value.to(self.q.dtype).reshape(len(self.q), *shape[len(self.leading) :])
 

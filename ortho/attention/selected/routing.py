@@ -50,9 +50,15 @@ TINY = 1e-6  # added to a variance
 
 @checked(shapes=False)
 def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
-    """Layer normalisation without trained parameters; a row of equal numbers becomes 0."""
-    x = x - x.mean(-1, keepdim=True)
-    return x * (x.square().mean(-1, keepdim=True) + TINY).rsqrt()
+    """Layer normalisation without trained parameters, in float32 at least; a row of equal numbers becomes 0.
+
+    Raises ValueError, on the CPU, if a variance exceeds the range of that dtype: such a row would become 0.
+    """
+    own = x.to(torch.promote_types(x.dtype, torch.float32))
+    own = own - own.mean(-1, keepdim=True)
+    variances = own.square().mean(-1, keepdim=True)
+    _checks.within("x", "variances", variances, 0, torch.finfo(own.dtype).max)
+    return (own * (variances + TINY).rsqrt()).to(x.dtype)
 
 
 def _products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
@@ -96,7 +102,7 @@ def routing_attention_reference(
 ) -> tuple[Float[Tensor, "G N V"], State]:
     """Attention with materialised weights of all pairs: under `routing_mask`, or the mean over balanced clusters.
 
-    `centroids` are (clusters, K), or have leading axes that broadcast to those of q; the default are 16, the same in
+    `centroids` are (clusters, K), or have leading axes that are the last of q's; the default are 16, the same in
     every call. No gradient reaches them; `update_centroids` moves them. `width` is the size of a balanced cluster, or
     of a chunk of a nearest one. `same_tokens` says that query i and key i are the same token: the queries at hidden
     keys' positions are then left out of balanced clusters. With nearest clusters the state is (keys, values, clusters

@@ -29,7 +29,7 @@ def _selected(call: Call, count: int) -> Int[Tensor, "G N count"]:
     """The positions of the keys with each query's highest scores, `ABSENT` where there are fewer keys."""
     found = []
     for tile in call.steps(call.k.shape[1]):
-        scores = call.products(tile, call.k).masked_fill_(~call.reachable(tile), -torch.inf)  # (G, n, M)
+        scores = call.products(tile, call.k).masked_fill(~call.reachable(tile), -torch.inf)  # (G, n, M)
         found.append(best_positions(scores, min(count, call.k.shape[1])))
     return torch.cat(found, 1)
 

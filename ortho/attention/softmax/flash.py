@@ -105,7 +105,7 @@ def _forward(
 ) -> tuple[Float[Tensor, "G N V"], Float[Tensor, "G N 1"]]:
     """(o, L) for scaled queries; o is 0 for a query that may attend to nothing."""
     (G, N, _), M = q.shape, k.shape[1]
-    lowest, tiny = torch.finfo(q.dtype).min / 4, torch.finfo(q.dtype).tiny
+    lowest, tiny = torch.finfo(q.dtype).min, torch.finfo(q.dtype).tiny
     o, L = q.new_zeros(G, N, v.shape[-1]), q.new_full((G, N, 1), lowest)
     for queries, read in tiles(N, M, is_causal, size):
         peak, total, gathered = L[:, queries], torch.zeros_like(L[:, queries]), o[:, queries]

@@ -60,7 +60,9 @@ def softmax_attention(
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`softmax_attention_reference` through PyTorch's fused kernels; no N x M matrix is kept.
+    """`softmax_attention_reference` through PyTorch's fused kernels; no matrix of weights is kept.
+
+    A mask that differs between queries is kept, as a bias of the scores.
 
     Takes and returns the same, in the dtype of q even under autocast; sums and the softmax are float32 at least. The
     fused kernels need values as wide as keys: V != K raises ValueError, and a device without a fused kernel for the
@@ -84,7 +86,9 @@ def _fused(
     lead = q.shape[:-2]
     if scale is not None:
         q, scale = positive_scale(q, scale)
-    if mask is not None:  # the kernels broadcast some leading axes and not others
+    if mask is not None:  # a bias, made before it is spread over the heads: the kernels would make one for each
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+        # the kernels broadcast some leading axes and not others
         mask = mask.expand(torch.broadcast_shapes(mask.shape, (*lead, 1, k.shape[-2])))
         mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
     if q.dim() != 4:
@@ -97,10 +101,11 @@ def _fused(
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
-    """(q, scale) for the same scores, with a scale above 0: a kernel multiplies the -inf of blocked pairs by it."""
-    if scale > 0:
-        return q, scale
-    return (-q, -scale) if scale else (q * 0, 1.0)
+    """(q, scale) for the same scores, with a scale above 0: a kernel multiplies the -inf of blocked pairs by it, in
+    float32."""
+    if abs(scale) < torch.finfo(torch.float32).tiny:
+        return q * scale, 1.0
+    return (q, scale) if scale > 0 else (-q, -scale)
 
 
 def materialised_cost(call: CostedCall, *, masks: Size, fills: int, keys: Size = None) -> Cost:

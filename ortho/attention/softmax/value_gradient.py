@@ -137,10 +137,11 @@ def recomputed_attention(
 
     `projection` gives q (B, H, N, K) and k (B, G, N, K), whose G heads the H heads of q share. It must give the same
     both times: the second time it has the parameters and buffers of the first, whatever the module holds by then. No
-    gradient passes through it to x. The caller has checked the numbers. The result cannot be differentiated twice.
+    gradient passes through it to x, and none reaches its parameters. The caller has checked the numbers. The result
+    cannot be differentiated twice.
 
-    Raises TypeError or ValueError, naming the argument, if attn_mask is not a fitting boolean mask or is_causal is not
-    a bool.
+    Raises TypeError or ValueError, naming the argument, if attn_mask is not a fitting boolean mask, if is_causal is not
+    a bool, and if v does not fit the projection's keys.
     """
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal: expected True or False, got {_checks.describe(is_causal)}")
@@ -189,6 +190,9 @@ class _ValueGradient(Kernel):
         *kept: Tensor,
     ) -> Tensor:
         q, k = kept if projection is None else _projected(projection, kept[0])
+        if projection is not None and (v.shape[:-1] != k.shape[:-1] or v.shape[-1] > q.shape[-1]):
+            wanted = f"shape {(*k.shape[:-1], 'V')} with V of at most {q.shape[-1]}, like the projection's keys"
+            raise ValueError(f"v: expected {wanted}, got {tuple(v.shape)}")
         ctx.scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
         o, L = attend(q, k, v, mask, is_causal, ctx.scale, sink)
         ctx.save_for_backward(L, mask, *kept)

@@ -2,8 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from ortho.attention.sparse.tiling import ABSENT, Section, Tiling, TokenBlocks, 
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
+_DRAWING = Lock()
 LONGER = 4  # rows with more than this many times a table's average number of blocks get a table of their own
 
 
@@ -95,6 +98,7 @@ class BlockSparse(Blocks):
         for t, row in enumerate(self.blocks):
             if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
                 raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
+        object.__setattr__(self, "blocks", tuple(map(tuple, self.blocks)))  # of lists, too, so that it can be hashed
 
     def rows(self, queries: int, keys: int) -> Rows:
         if queries > len(self.blocks):
@@ -162,14 +166,28 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
 
 
 def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """For each of the first `count` blocks: the blocks before it that it attends to."""
-    rows, generator = _so_far(reach, leading, random, seed)
+    """For each of the first `count` blocks: the blocks before it that it attends to.
+
+    One caller draws at a time, as all continue one sequence; and in a thread of its own, so that no mode of the caller
+    affects what outlives the call.
+    """
+    with _DRAWING:
+        rows, generator = _so_far(reach, leading, random, seed)
+        if len(rows) < count:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_draw, rows, generator, count, reach, leading, random).result()
+        return tuple(rows[:count])
+
+
+def _draw(
+    rows: list[tuple[int, ...]], generator: torch.Generator, count: int, reach: int, leading: int, random: int
+) -> None:
+    """Continue the rows up to `count`."""
     for t in range(len(rows), count):
         near = max(0, t - reach + 1)
         far = max(0, near - leading)  # blocks between the leading and the near ones
         drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
         rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
-    return tuple(rows[:count])
 
 
 @lru_cache

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ortho._checks import checked
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import TILE, Section, Tiling, band
+from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, band, consecutive
 from ortho.attention.sparse.window import Window
 
 
@@ -70,7 +70,13 @@ class GlobalKeys(GlobalLocal):
         return super().pairs(n, is_causal=is_causal) - (rows * (rows + 1) // 2 if is_causal else rows * n)
 
     def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        return super().tilings(section._replace(first=max(section.first, self.tokens)))
+        others = super().tilings(section._replace(first=max(section.first, self.tokens)))
+        if others:
+            return others
+        # All queries are global: one tiling in which they read nothing.
+        queries = consecutive(section.first, section.stop, TILE, section.device)
+        keys = consecutive(0, section.keys, BLOCK, section.device)
+        return (Tiling(queries, keys, keys.positions.new_empty(len(queries.positions), 0)),)
 
 
 MECHANISMS = (pattern_mechanism("global-local", GlobalLocal(256, 16), "Beltagy et al. 2020, arXiv:2004.05150"),)
