@@ -18,7 +18,7 @@ MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "recu
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
 SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "hyperbolic"}
-SUMMING |= {"favor++-expected"}
+SUMMING |= {"favor++-expected", "routing"}
 
 
 def drawn():

@@ -54,24 +54,36 @@ def normalised(x: Float[Tensor, "*batch N K"]) -> Float[Tensor, "*batch N K"]:
 
     Raises ValueError, on the CPU, if a variance exceeds the range of that dtype: such a row would become 0.
     """
+    return _normalised("x", x)
+
+
+def _normalised(name: str, x: Tensor) -> Tensor:
     own = x.to(torch.promote_types(x.dtype, torch.float32))
     own = own - own.mean(-1, keepdim=True)
     variances = own.square().mean(-1, keepdim=True)
-    _checks.within("x", "variances", variances, 0, torch.finfo(own.dtype).max)
+    _checks.within(name, "variances", variances, 0, torch.finfo(own.dtype).max)
     return (own * (variances + TINY).rsqrt()).to(x.dtype)
 
 
-def _products(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]) -> Float[Tensor, "*batch N c"]:
+def _products(
+    name: str, x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... c K"]
+) -> Float[Tensor, "*batch N c"]:
     """The products of each normalised row with each centroid."""
     with torch.no_grad(), no_autocast(x):
-        x = normalised(upcast(x))
+        x = _normalised(name, upcast(x))
         return x @ centroids.to(x).mT
 
 
 @checked
 def nearest(x: Float[Tensor, "*batch N K"], centroids: Float[Tensor, "... clusters K"]) -> Int[Tensor, "*batch N"]:
     """The cluster of each row: that of the centroid with the highest product."""
-    return _products(x, centroids).argmax(-1)
+    return _products("x", x, centroids).argmax(-1)
+
+
+def _clusters(call: Call, mu: Tensor) -> tuple[Int[Tensor, "G N"], Int[Tensor, "G M"]]:
+    """The nearest clusters of the queries and of all keys, those of the state before the new ones."""
+    of_queries, of_new = (_products(name, x, mu).argmax(-1) for name, x in (("q", call.q), ("k", call.new_k)))
+    return of_queries, call.continued("clusters", of_new)
 
 
 @mask_form()
@@ -88,7 +100,7 @@ def routing_mask(
     mu = _centroids(call, centroids, same_tokens)
     if _is_balanced(balanced, call.is_causal):
         return _clusters_mask(call, *members_of(call, mu, width, same_tokens)).any(1)
-    return group_mask(nearest(call.q, mu), nearest(call.k, mu), call, width)
+    return group_mask(*_clusters(call, mu), call, width)
 
 
 @selecting_form("clusters")
@@ -113,8 +125,8 @@ def routing_attention_reference(
     """
     mu = _centroids(call, centroids, same_tokens)
     if not _is_balanced(balanced, call.is_causal):
-        clusters = call.continued("clusters", nearest(call.new_k, mu))
-        return attend_to_mask(call, group_mask(nearest(call.q, mu), clusters, call, width)), (clusters,)
+        of_queries, of_keys = _clusters(call, mu)
+        return attend_to_mask(call, group_mask(of_queries, of_keys, call, width)), (of_keys,)
     masks = _clusters_mask(call, *members_of(call, mu, width, same_tokens))  # (G, clusters, N, M)
     scores = call.q @ call.k.mT * call.scale
     weights = [masked_softmax(scores, ~mask, empty_rows=True) for mask in masks.unbind(1)]
@@ -136,9 +148,9 @@ def routing_attention(
     mu = _centroids(call, centroids, same_tokens)
     if _is_balanced(balanced, call.is_causal):
         return _within_clusters(call, *members_of(call, mu, width, same_tokens)), ()
-    clusters = call.continued("clusters", nearest(call.new_k, mu))
-    chunks = chunk_round(nearest(call.q, mu), clusters, call, mu.shape[-2], min(width, call.k.shape[1]))
-    return attend_joined(call, group_tilings([chunks], call)), (clusters,)
+    of_queries, of_keys = _clusters(call, mu)
+    chunks = chunk_round(of_queries, of_keys, call, mu.shape[-2], min(width, call.k.shape[1]))
+    return attend_joined(call, group_tilings([chunks], call)), (of_keys,)
 
 
 # --------------------------------------------------------------------------------------------------- balanced clusters
@@ -157,8 +169,8 @@ def members_of(call: Call, mu: Tensor, width: int, same_tokens: bool) -> Members
         name = "return_state" if call.return_state else "initial_state"
         raise ValueError(f"{name}: expected none with balanced clusters, which look at the whole sequence, got one")
     found = []
-    for x, there in ((call.q, call.visible if same_tokens else None), (call.k, call.visible)):
-        scores = _products(x, mu).mT  # (G, clusters, N)
+    for name, x, there in (("q", call.q, call.visible if same_tokens else None), ("k", call.k, call.visible)):
+        scores = _products(name, x, mu).mT  # (G, clusters, N)
         if there is not None:
             scores = scores.masked_fill(~there[:, None], -torch.inf)
         found.append(best_positions(scores, width))
