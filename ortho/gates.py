@@ -65,8 +65,11 @@ class Gate(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
 
-    def _product(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N rows"]:
+    def _check(self, x: Float[Tensor, "B N d"]) -> None:
         expect(x.dim() == 3 and x.shape[-1] == self.d_model, "x", f"shape (B, N, {self.d_model})", tuple(x.shape))
+
+    def _product(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N rows"]:
+        self._check(x)
         return linear(x, self.weight) if self.rank is None else linear(linear(x, self.weight_down), self.weight_up)
 
     def _vectors(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:

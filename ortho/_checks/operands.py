@@ -57,6 +57,9 @@ def attention_form(
             return_state: bool = False,
             **own: Any,
         ) -> Any:
+            for part in initial_state if isinstance(initial_state, tuple | list) else ():
+                if isinstance(part, Tensor) and part.device != k.device:
+                    raise TypeError(f"initial_state: expected tensors on {k.device} like k, got one on {part.device}")
             if fixed_state:
                 _checks.qkv(q, k, v, attn_mask, is_causal)
                 attn_mask = key_mask(attn_mask, k, initial_state)
@@ -120,8 +123,6 @@ def prepend_state(
         if past.shape[:-2] != new.shape[:-2] or past.shape[-1] != new.shape[-1] or past.dtype != dtype:
             expected = f"{dtype} of shape {(*new.shape[:-2], '...', new.shape[-1])}"
             raise ValueError(f"initial_state: expected {name} {expected}, got {_checks.describe(past)}")
-        if past.device != new.device:
-            raise TypeError(f"initial_state: expected {name} on {new.device} like k, got a tensor on {past.device}")
         _checks.finite("initial_state", past)
     if past_v.shape[-2] != past_k.shape[-2]:
         raise ValueError(
@@ -218,12 +219,20 @@ def absent_keys(attn_mask: Tensor | None, k: Tensor, past: int, is_causal: bool)
     return ~seen.expand(*k.shape[:-2], past + k.shape[-2])[..., past:]
 
 
-def carried(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """`value` if this part of an `initial_state` is a tensor of that shape and dtype, else TypeError or ValueError."""
+def carried(
+    name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, least: float | None = None
+) -> Tensor:
+    """`value` if this part of an `initial_state` is a tensor of that shape and dtype, else TypeError or ValueError.
+
+    Its numbers must be finite, or with `least`, which may be -inf, between that and the greatest of the dtype.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"initial_state: expected a tensor as its {name}, got {_checks.describe(value)}")
     if value.shape != shape or value.dtype != dtype:
         wanted = f"{name} {dtype} of shape {tuple(shape)}"
         raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(value)}")
-    _checks.finite("initial_state", value)
+    if least is None:
+        _checks.finite("initial_state", value)
+    else:
+        _checks.within("initial_state", name, value, least, torch.finfo(dtype).max)
     return value

@@ -192,23 +192,29 @@ def mask(value: Any, shape: tuple[int, ...], name: str = "attn_mask") -> None:
 
 
 def layer_mask(
-    attn_mask: Any, key_padding_mask: Any, batch: int, heads: int, queries: int, keys: int | None
+    attn_mask: Any,
+    key_padding_mask: Any,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int | None,
+    name: str = "attn_mask",
 ) -> Tensor | None:
     """The two masks of a layer combined: None, or a mask that broadcasts to (B, H, N, M), True = may attend.
 
-    Raises ValueError for a padding mask that is not (B, M), with any M if `keys` is None; and for an `attn_mask` whose
-    first axis is ambiguous.
+    Raises ValueError for a padding mask that is not (B, M), with any M if `keys` is None; and for an `attn_mask`, by
+    its `name`, whose first axis is ambiguous.
     """
     if isinstance(attn_mask, Tensor):
         shape = tuple(attn_mask.shape)
         if len(shape) == 2 and shape[0] == batch == queries > 1:
             raise ValueError(
-                f"attn_mask: expected four axes where B = N = {batch}, got {shape}: "
+                f"{name}: expected four axes where B = N = {batch}, got {shape}: "
                 "write (N, M) as mask[None, None], and padded keys (B, M) as a key_padding_mask"
             )
         if len(shape) == 3 and shape[0] == batch == heads > 1:
             raise ValueError(
-                f"attn_mask: expected four axes where B = H = {batch}, got {shape}: "
+                f"{name}: expected four axes where B = H = {batch}, got {shape}: "
                 "write (H, N, M) as mask[None], and (B, N, M) as mask[:, None]"
             )
     if key_padding_mask is None:

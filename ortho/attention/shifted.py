@@ -82,6 +82,8 @@ class ShiftedKeysValues(nn.Module):
         if initial_state is not None:
             last_k, last_v, *own = _checks.state(initial_state, "key", "value", *self._names(initial_state))
             state = tuple(own)
+        if key_padding_mask is not None:
+            _check_padding(key_padding_mask, k, attn_mask, initial_state)
         there = tokens_there(attn_mask, key_padding_mask, k.shape[-2], cut=return_state or initial_state is not None)
         if there is not None:
             k, v = (x * there[:, None, :, None] for x in (k, v))
@@ -105,6 +107,14 @@ class ShiftedKeysValues(nn.Module):
 
     def extra_repr(self) -> str:
         return f"attention={self.name!r}, form={self.form!r}"
+
+
+def _check_padding(padding: Tensor, k: Tensor, attn_mask: Tensor | None, initial_state: State | None) -> None:
+    """ValueError unless padding (B, M), or longer beside a state, comes with a mask, which alone hides keys."""
+    shape, B, M = tuple(padding.shape), len(k), k.shape[-2]
+    fits = len(shape) == 2 and shape[0] == B and (shape[1] == M or (initial_state is not None and shape[1] > M))
+    _checks.expect(fits, "key_padding_mask", f"shape ({B}, {M}), or longer beside an initial_state", shape)
+    _checks.expect(attn_mask is not None, "attn_mask", "a mask that hides the padding, too", None)
 
 
 def _mixed(name: str, x: Tensor, weights: Tensor, last: Tensor | None) -> Tensor:

@@ -144,9 +144,8 @@ class DecoderBlock(nn.Module):
         """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
         _checks.sequence("x", x, self.norm_attention.weight)
         _checks.sequence("context", context, self.norm_attention.weight)
-        if context_mask is not None:
-            sizes = len(x), self.cross.num_heads, x.shape[1], context.shape[1]
-            _checks.mask(context_mask, sizes, "context_mask")
+        _checks.expect(len(context) == len(x), "context", f"batch {len(x)} like x", len(context))
+        self._check_mask(context_mask, len(x), x.shape[1], context.shape[1])
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
         x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
@@ -168,18 +167,21 @@ class DecoderBlock(nn.Module):
         """`forward` for further tokens, after those that the cache has read; without gradients."""
         layer, keys = self.cross, cache.keys.shape[2]
         _checks.sequence("x", x, self.norm_attention.weight)
-        _checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", f"{len(x)}")
-        if context_mask is not None:  # checked before the cache reads the tokens
-            _checks.mask(context_mask, (len(x), layer.num_heads, x.shape[1], keys), "context_mask")
+        _checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", len(x))
+        self._check_mask(context_mask, len(x), x.shape[1], keys)  # before the cache reads the tokens
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
         y = self.norm_cross(x)
         q, _ = layer.projection(y, cache.first)
         gates = cache.gates | {name: layer.gates[name](y) for name in layer._query_gates}
-        context_mask = _checks.layer_mask(context_mask, None, len(x), layer.num_heads, x.shape[1], keys)
         attend = MECHANISMS[layer.attention].form(layer.form) if isinstance(layer.attention, str) else layer.attention
         o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
         x = x + self.dropout(layer._merge(o))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+    def _check_mask(self, context_mask: Tensor | None, batch: int, queries: int, keys: int) -> None:
+        if context_mask is not None:
+            _checks.mask(context_mask, (batch, self.cross.num_heads, queries, keys), "context_mask")
+            _checks.layer_mask(context_mask, None, batch, self.cross.num_heads, queries, keys, "context_mask")
 
 
 @dataclass(frozen=True)

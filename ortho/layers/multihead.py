@@ -204,9 +204,9 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
         """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
 
-        `kwargs` are this class's other arguments, except those that the layer decides (`bias`, `num_kv_heads` and
-        `head_dim`): `projection` "frozen" freezes the weights of queries and keys, and `attention` chooses another
-        mechanism. Masks have the opposite sense: here True is "may attend".
+        `kwargs` are this class's other arguments, except those that the layer decides (`num_heads`, `num_kv_heads`,
+        `head_dim` and `bias`): `projection` "frozen" freezes the weights of queries and keys, and `attention` chooses
+        another mechanism. Masks have the opposite sense: here True is "may attend".
 
         Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
         `add_zero_attn`, and for a projection that is not defined by matrices.
@@ -220,8 +220,10 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"layer: expected {wanted}, got {got}")
         kind: dict[str, Any] = {"dtype": w.dtype, "device": w.device, "generator": torch.Generator(w.device)}
         biased = layer.in_proj_bias is not None
-        for name in ("bias", "num_kv_heads", "head_dim"):
-            _checks.expect(name not in kwargs, name, "the layer's own", kwargs.get(name))
+        decided = {"num_heads": layer.num_heads, "num_kv_heads": layer.num_heads, "head_dim": layer.head_dim}
+        for name, own in (*decided.items(), ("bias", biased)):
+            given = kwargs.pop(name, None)
+            _checks.expect(given is None or given == own, name, f"the layer's own, {own}", given)
         made = cls(d, layer.num_heads, bias=biased, **{"dropout": layer.dropout, **kind, **kwargs})
         parts = ("projection.{}_q", "projection.{}_k", "{}_v", "{}_o")
         state = dict(zip(parts, (*w.chunk(3), layer.out_proj.weight), strict=True))

@@ -51,8 +51,10 @@ def _tail(x: Tensor, taps: Tensor, tail: Tensor | None) -> Tensor:
     shape = (len(x), len(taps) - 1, x.shape[2])
     if tail is None:
         return x.new_zeros(shape)
-    fits = tail.shape == shape and tail.dtype == x.dtype
-    _checks.expect(fits, "tail", f"{x.dtype} of shape {shape}", _checks.describe(tail))
+    _checks.float_tensor("tail", tail)
+    fits = tail.shape == shape and tail.dtype == x.dtype and tail.device == x.device
+    _checks.expect(fits, "tail", f"{x.dtype} of shape {shape} on {x.device}", _checks.describe(tail))
+    _checks.finite("tail", tail)
     return tail
 
 

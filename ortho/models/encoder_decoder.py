@@ -9,6 +9,7 @@ from torch.nn.functional import embedding, linear
 from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.layers.block import DecoderBlock, Settings, TransformerBlock
+from ortho.layers.multihead import MultiheadAttention
 from ortho.models.embeddings import (
     add_positions,
     check_length,
@@ -62,10 +63,14 @@ class EncoderDecoder(nn.Module):
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         parts: dict[str, Any] = {"d_ff": d_ff, "dropout": dropout, "bias": bias, "generator": generator, **kind}
         layers = range(num_layers)
-        reading = {"num_heads": num_heads, **(encoder or {})}
-        if "dropout" in reading:  # of the weights; a block has another one
-            reading["attention_dropout"] = reading.pop("dropout")
-        self.encoder = nn.ModuleList(TransformerBlock(d_model, **{**parts, **reading}) for _ in layers)
+        own = {"layer": MultiheadAttention, "num_heads": num_heads, **(encoder or {})}
+        layer, heads = own.pop("layer"), own.pop("num_heads")
+
+        def reading(*sizes: int, **told: Any) -> nn.Module:
+            """The encoder's attention: what `encoder` says of it does not reach the rest of a block."""
+            return layer(*sizes, **{**told, **own})
+
+        self.encoder = nn.ModuleList(TransformerBlock(d_model, heads, layer=reading, **parts) for _ in layers)
         self.decoder = nn.ModuleList(
             DecoderBlock(d_model, num_heads, attention=decoder, cross=cross, **parts) for _ in layers
         )

@@ -171,6 +171,7 @@ class LanguageModel(nn.Module):
         if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != len(self.blocks):
             wanted = f"the number of tokens read and {len(self.blocks)} states, one a block"
             raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(initial_state)}")
+        _checks.expect(initial_state[0] >= 0, "initial_state", "a number of tokens of at least 0", initial_state[0])
         return initial_state[0], initial_state[1]
 
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:

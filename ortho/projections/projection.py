@@ -87,8 +87,6 @@ def head_sizes(d_model: int, num_heads: int, head_dim: int | None) -> tuple[int,
     if head_dim is None:
         d_model, num_heads = _checks.heads(d_model, num_heads)
         return d_model, num_heads, d_model // num_heads
-    sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim}
-    d_model, num_heads, head_dim = (_checks.positive_int(name, size) for name, size in sizes.items())
     return d_model, num_heads, head_dim
 
 
@@ -100,6 +98,5 @@ def kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
     """
     if num_kv_heads is None:
         return num_heads
-    num_kv_heads = _checks.positive_int("num_kv_heads", num_kv_heads)
     _checks.expect(not num_heads % num_kv_heads, "num_kv_heads", f"a divisor of num_heads = {num_heads}", num_kv_heads)
     return num_kv_heads

@@ -167,3 +167,5 @@ def test_from_torch_with_another_dropout():
     for name, value in {"bias": False, "num_kv_heads": 1, "head_dim": 8}.items():
         with pytest.raises(ValueError, match=f"^{name}: expected the layer's own"):
             MultiheadAttention.from_torch(theirs, **{name: value})
+    same = MultiheadAttention.from_torch(theirs, num_heads=2, num_kv_heads=2, head_dim=None, bias=True)
+    assert same.num_kv_heads == 2

@@ -251,6 +251,13 @@ def test_a_refused_step_leaves_the_cache_as_it_was():
         block.step(x[:, :1], cache, context_mask=torch.ones(2, 1, 1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^x: expected batch 2 like the context"):
         block.step(x[:1, :1], cache)
+    ambiguous = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"^context_mask: expected four axes where B = N = 2"):
+        block.step(x[:, :2], cache, context_mask=ambiguous)
+    with pytest.raises(ValueError, match=r"^context_mask: expected four axes where B = N = 2"):
+        block(x[:, :2], context, context_mask=ambiguous)
+    with pytest.raises(ValueError, match=r"^context: expected batch 1 like x, got 2"):
+        block(x[:1], context, context_mask=ambiguous[:, None, None])
     stepped = torch.cat([block.step(x[:, i : i + 1], cache) for i in range(4)], 1)
     assert torch.allclose(stepped, block(x, context), atol=1e-5)
     with pytest.raises(ValueError, match=r"^context: expected"):
@@ -263,3 +270,5 @@ def test_the_encoder_s_layers_take_their_arguments():
     assert layer.dropout == 0.1
     assert layer.bias_v is not None
     assert made.encoder[0].dropout.p == 0
+    assert made.encoder[0].norm_attention.bias is None
+    refuses("dropout: expected a number in", EncoderDecoder, VOCAB, 8, 2, 1, max_length=8, encoder={"dropout": 2.0})

@@ -379,6 +379,22 @@ def test_half_precision_is_normalised_in_float32():
         normalised(1e20 * x)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_hidden_keys_stay_hidden_after_a_state(form):
+    f, there = IMPORTANCE.form(form), torch.tensor([True] * 3 + [False] + [True] * 5)
+    state = f(*(x[:, :5] for x in (Q, Q, Q)), is_causal=True, attn_mask=there[None, :5], return_state=True)[1]
+    later = f(*(x[:, 5:] for x in (Q, Q, Q)), is_causal=True, initial_state=state)
+    assert torch.allclose(later, f(Q, Q, Q, is_causal=True, attn_mask=there[None])[:, 5:], atol=1e-6)
+    *others, numbers = state
+    with pytest.raises(ValueError, match="^initial_state: expected importance within -inf and"):
+        f(*(x[:, 5:] for x in (Q, Q, Q)), is_causal=True, initial_state=(*others, numbers * float("nan")))
+
+
+def test_long_rows_have_no_centroid():
+    mu = draw_centroids(4, generator=torch.Generator().manual_seed(1))
+    refuses("k: expected variances within", update_centroids, mu, Q.float(), 1e25 * Q.float())
+
+
 def test_masks_are_mapped_over():
     q, k, v = (draw(5, 4, seed=i) for i in range(3))
     masks = torch.rand(3, 1, 5, generator=torch.Generator().manual_seed(1)) > 0.3

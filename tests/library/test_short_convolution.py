@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from counted import assert_declared, assert_decodes
-from refusals import refusals
+from refusals import refusals, refuses
 from seeded import draw, generator
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
@@ -177,6 +177,24 @@ def test_shifted_heads_are_as_many_as_the_layer_s():
     layer = MultiheadAttention(8, 4, attention=ShiftedKeysValues(1))
     with pytest.raises(ValueError, match=r"^q: expected shape \(B, 1, N, K\)"):
         layer(torch.zeros(2, 6, 8))
+
+
+@pytest.mark.bad_input
+@FORMS
+def test_a_tail_that_does_not_fit(form):
+    x, taps = draw(2, 5, 8), draw(4, 8)
+    refuses("tail: expected", FUNCTIONS[form], x, taps, error=TypeError, tail=[1])
+    refuses(r"tail: expected torch.float64 of shape \(2, 3, 8\)", FUNCTIONS[form], x, taps, tail=x[:, :2])
+    refuses("tail: expected finite numbers", FUNCTIONS[form], x, taps, tail=x[:, :3] * float("nan"))
+
+
+@pytest.mark.bad_input
+def test_padding_of_shifted_heads_that_does_not_fit():
+    shifted, q = ShiftedKeysValues(2), draw(2, 2, 5, 4).float()
+    there, padding = torch.ones(5, dtype=torch.bool), torch.zeros(2, 5, dtype=torch.bool)
+    for wrong in (padding[0], padding[:, :3], torch.zeros(2, 9, dtype=torch.bool)):
+        refuses(r"key_padding_mask: expected shape \(2, 5\)", shifted, q, q, q, attn_mask=there, key_padding_mask=wrong)
+    refuses("attn_mask: expected a mask that hides", shifted, q, q, q, key_padding_mask=padding)
 
 
 def test_padding_is_read_token_by_token():

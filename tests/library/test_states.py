@@ -114,3 +114,16 @@ def test_a_state_that_is_not_finite_is_refused(name, form):
             broken = tuple(x * float("nan") if i == part else x for i, x in enumerate(state))
             with pytest.raises(ValueError, match=r"^initial_state: expected finite numbers"):
                 attend(q, k, v, is_causal=True, initial_state=broken)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["softmax", "linear", "delta", "fox", "importance"])
+@pytest.mark.parametrize("form", ["reference", "fast"])
+def test_a_state_on_another_device_is_refused(name, form):
+    attend = MECHANISMS[name].form(form)
+    q, k, v = (draw(2, 6, 4, seed=i) for i in range(3))
+    own = {gate: k.new_zeros(2, 6) for gate in MECHANISMS[name].gates}
+    state = attend(q, k, v, is_causal=True, return_state=True, **own)[1]
+    moved = (*state[:-1], state[-1].to("meta"))
+    with pytest.raises(TypeError, match="^initial_state: expected tensors on cpu like k, got one on meta"):
+        attend(q, k, v, is_causal=True, initial_state=moved, **own)

@@ -227,6 +227,7 @@ class DenseExponentialFeatures(RandomFeatureMap):
         self.causal = parameters is not None
         if parameters is not None:
             _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
+            _checks.expect(parameters.a.dim() >= 1, "parameters", "a of shape (..., K)", tuple(parameters.a.shape))
             K = parameters.a.shape[-1]
             for name, matrix in zip(DenseParameters._fields[1:], parameters[1:], strict=True):
                 wanted = f"{name} of shape (..., {K}, {K}) like a, of width {K}"

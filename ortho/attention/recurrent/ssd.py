@@ -161,7 +161,7 @@ class Rate(Gate):
         self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        _checks.expect(x.shape[-1] == self.d_model, "x", f"shape (B, N, {self.d_model})", tuple(x.shape))
+        self._check(x)
         return self.log_rate.exp()[:, None].expand(len(x), -1, x.shape[1])
 
     @classmethod

@@ -90,12 +90,13 @@ class Call(NamedTuple):
         _checks.finite(name, value)
         return value.to(self.q.dtype).reshape(len(self.q), *shape[len(self.leading) :])
 
-    def continued(self, name: str, numbers: Tensor) -> Tensor:
-        """Numbers of the new keys (G, ..., new) after those of earlier keys, the only other part of the state."""
+    def continued(self, name: str, numbers: Tensor, *, least: float | None = None) -> Tensor:
+        """Numbers of the new keys (G, ..., new) after those of earlier keys, the only other part of the state, which
+        are finite, or of at least `least`."""
         if not self.past:
             return numbers
         shape = (*self.lead(numbers).shape[:-1], self.k.shape[1] - self.new)
-        earlier = carried(name, self.past[0], shape, numbers.dtype)
+        earlier = carried(name, self.past[0], shape, numbers.dtype, least=least)
         return torch.cat([earlier.reshape(*numbers.shape[:-1], -1), numbers], -1)
 
 

@@ -113,7 +113,7 @@ def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
     numbers = key_norms(call.new_k) if importance is None else call.flat("importance", importance.detach())
     if call.visible is not None:
         numbers = numbers.masked_fill(~call.visible, -torch.inf)
-    return call.continued("importance", numbers)
+    return call.continued("importance", numbers, least=-torch.inf)
 
 
 # --------------------------------------------------------------------------------------------- the fast form's tiles

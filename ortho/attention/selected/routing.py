@@ -268,10 +268,9 @@ def update_centroids(
     if not isinstance(decay, int | float) or not 0 <= decay <= 1:
         raise ValueError(f"decay: expected a number from 0 to 1, got {_checks.describe(decay)}")
     centroids = _given_centroids(centroids, q)
-    with torch.no_grad():
-        x = torch.cat([upcast(q), upcast(k)], -2)
-        chosen = one_hot(nearest(x, centroids), centroids.shape[-2]).to(x)
-        x = normalised(x)
+    with torch.no_grad(), no_autocast(q):
+        x = torch.cat([_normalised(name, upcast(each)) for name, each in (("q", q), ("k", k))], -2)
+        chosen = one_hot((x @ centroids.to(x).mT).argmax(-1), centroids.shape[-2]).to(x)
         sums, counts = chosen.mT @ x, chosen.sum(-2)[..., None]  # (*batch, clusters, K or 1)
         lead = centroids.shape[:-2]
         sums, counts = (each.reshape(-1, *lead, *each.shape[-2:]).sum(0) for each in (sums, counts))

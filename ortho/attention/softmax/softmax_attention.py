@@ -75,28 +75,29 @@ def softmax_attention(
     if is_causal and attn_mask is None and initial_state is None:
         return _fused(q, k, v, None, True, scale)
     blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    return _fused(q, k, v, None if blocked is None else ~blocked, False, scale)
+    return _fused(q, k, v, blocked, False, scale)
 
 
 def _fused(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, is_causal: bool, scale: float | None
 ) -> Float[Tensor, "*batch N V"]:
     """`scaled_dot_product_attention` on any number of leading axes, without its materialised fallback."""
     no_forward_derivative(q, k, v)
     lead = q.shape[:-2]
     if scale is not None:
         q, scale = positive_scale(q, scale)
-    if mask is not None:  # a bias, made before it is spread over the heads: the kernels would make one for each
-        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+    bias = None
+    if blocked is not None:  # made before it is spread over the heads: most kernels would make one for each
+        bias = torch.zeros(blocked.shape, dtype=q.dtype, device=q.device).masked_fill(blocked, -torch.inf)
         # the kernels broadcast some leading axes and not others
-        mask = mask.expand(torch.broadcast_shapes(mask.shape, (*lead, 1, k.shape[-2])))
-        mask = mask if q.dim() == 4 else mask.reshape(1, -1, *mask.shape[-2:])
+        bias = bias.expand(torch.broadcast_shapes(bias.shape, (*lead, 1, k.shape[-2])))
+        bias = bias if q.dim() == 4 else bias.reshape(1, -1, *bias.shape[-2:])
     if q.dim() != 4:
         q, k, v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     # The kernels only read rows that are contiguous in memory.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     with sdpa_kernel(_KERNELS):
-        o = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+        o = scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
     return o.reshape(*lead, *o.shape[-2:])
 
 
