@@ -25,9 +25,9 @@ def test_a_false_type_is_an_error():
 def test_sizes_of_one_name_are_equal():
     """Within one call; another call may have other sizes."""
     wider = torch.ones(4, 5)
-    _products(wider, wider)
+    _products("x", wider, wider)
     with pytest.raises(jaxtyping.TypeCheckError, match="_products"):
-        _products(wider, torch.ones(3, 2))
+        _products("x", wider, torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("repetition", [1, 2])
