@@ -404,8 +404,7 @@ def test_a_copy_made_in_inference_mode_is_used_outside_it(name):
 def test_narrow_values_are_refused_before_anything_is_kept(name):
     q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
     cache = new_cache(name, 64)
-    with pytest.raises(ValueError, match=r"^v: expected width 4 like q"):
-        cache.attend(q, k, v[..., :2])
+    refuses(r"^v: expected width 4 like q", cache.attend, q, k, v[..., :2])
     assert (cache.length, cache.nbytes) == (0, 0)
     whole = new_cache(name, 64).attend(q, k, v)
     assert torch.equal(cache.attend(q, k, v), whole)

@@ -247,21 +247,16 @@ def test_a_refused_step_leaves_the_cache_as_it_was():
     block = DecoderBlock(8, 2, generator=generator(1))
     context, x = (torch.randn(2, n, 8, generator=generator(n)) for n in (3, 4))
     cache = block.new_cache(context, 8)
-    with pytest.raises(ValueError, match=r"^context_mask: expected a shape that broadcasts"):
-        block.step(x[:, :1], cache, context_mask=torch.ones(2, 1, 1, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"^x: expected batch 2 like the context"):
-        block.step(x[:1, :1], cache)
+    longer = torch.ones(2, 1, 1, 4, dtype=torch.bool)
+    refuses(r"^context_mask: expected a shape that broadcasts", block.step, x[:, :1], cache, context_mask=longer)
+    refuses(r"^x: expected batch 2 like the context", block.step, x[:1, :1], cache)
     ambiguous = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"^context_mask: expected four axes where B = N = 2"):
-        block.step(x[:, :2], cache, context_mask=ambiguous)
-    with pytest.raises(ValueError, match=r"^context_mask: expected four axes where B = N = 2"):
-        block(x[:, :2], context, context_mask=ambiguous)
-    with pytest.raises(ValueError, match=r"^context: expected batch 1 like x, got 2"):
-        block(x[:1], context, context_mask=ambiguous[:, None, None])
+    refuses(r"^context_mask: expected four axes where B = N = 2", block.step, x[:, :2], cache, context_mask=ambiguous)
+    refuses(r"^context_mask: expected four axes where B = N = 2", block, x[:, :2], context, context_mask=ambiguous)
+    refuses(r"^context: expected batch 1 like x, got 2", block, x[:1], context, context_mask=ambiguous[:, None, None])
     stepped = torch.cat([block.step(x[:, i : i + 1], cache) for i in range(4)], 1)
     assert torch.allclose(stepped, block(x, context), atol=1e-5)
-    with pytest.raises(ValueError, match=r"^context: expected"):
-        block.new_cache(context[0], 4)
+    refuses(r"^context: expected", block.new_cache, context[0], 4)
 
 
 def test_the_encoder_s_layers_take_their_arguments():

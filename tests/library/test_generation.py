@@ -263,5 +263,5 @@ def test_tokens_keep_their_dtype(padded):
 
 def test_a_state_of_another_number_of_blocks_is_refused():
     model = LanguageModel(11, 8, 2, num_layers=2, max_length=8, generator=generator(1))
-    with pytest.raises(ValueError, match=r"^initial_state: expected the number of tokens read and 2 states"):
-        model(torch.zeros(1, 1, dtype=torch.long), initial_state=(0, []))
+    token = torch.zeros(1, 1, dtype=torch.long)
+    refuses(r"^initial_state: expected the number of tokens read and 2 states", model, token, initial_state=(0, []))

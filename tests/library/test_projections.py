@@ -259,5 +259,4 @@ def test_a_seed_is_loaded_by_assignment():
     ],
 )
 def test_sizes_below_one_are_refused(call, name):
-    with pytest.raises(ValueError, match=f"^{name}: expected an integer of at least 1"):
-        call()
+    refuses(f"^{name}: expected an integer of at least 1", call)

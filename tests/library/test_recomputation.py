@@ -125,5 +125,5 @@ def test_a_recomputed_model_decodes():
 
 def test_one_cache_for_several_blocks_is_refused():
     two = Recomputed(blocks(2))
-    with pytest.raises(ValueError, match=r"^cache: expected None, as each block needs its own"):
-        two(draw(1, N, D), is_causal=True, cache=two.blocks[0].attention.new_cache(N))
+    call = {"is_causal": True, "cache": two.blocks[0].attention.new_cache(N)}
+    refuses(r"^cache: expected None, as each block needs its own", two, draw(1, N, D), **call)

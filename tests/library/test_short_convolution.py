@@ -175,8 +175,7 @@ def test_the_output_has_the_dtype_of_x(form):
 
 def test_shifted_heads_are_as_many_as_the_layer_s():
     layer = MultiheadAttention(8, 4, attention=ShiftedKeysValues(1))
-    with pytest.raises(ValueError, match=r"^q: expected shape \(B, 1, N, K\)"):
-        layer(torch.zeros(2, 6, 8))
+    refuses(r"^q: expected shape \(B, 1, N, K\)", layer, torch.zeros(2, 6, 8))
 
 
 @pytest.mark.bad_input

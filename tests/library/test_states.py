@@ -6,6 +6,7 @@ from recurrent_operands import arguments, call, close
 from seeded import draw
 
 from ortho import MECHANISMS
+from ortho.attention import FORMS
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.scores import unit
 
@@ -104,7 +105,7 @@ def test_decays_are_a_scale_of_values(attend, constant):
 
 
 @pytest.mark.parametrize("name", ["softmax", "flash", "linear", "delta", "gla", "ssd", "kda", "efficient-causal"])
-@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_state_that_is_not_finite_is_refused(name, form):
     attend = MECHANISMS[name].form(form)
     q, k, v = (draw(2, 6, 4, seed=i) for i in range(3))
@@ -118,7 +119,7 @@ def test_a_state_that_is_not_finite_is_refused(name, form):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["softmax", "linear", "delta", "fox", "importance"])
-@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_state_on_another_device_is_refused(name, form):
     attend = MECHANISMS[name].form(form)
     q, k, v = (draw(2, 6, 4, seed=i) for i in range(3))
