@@ -88,7 +88,7 @@ lint: check ## style, types, direction of imports
 
 experiments: $(READY) ## measure what is missing or stale (BUDGET=seconds a pass, JOBS=runs side by side)
 	-$(PY) -m paper experiments $(LIMITS)
-	$(PY) tools/rates.py
+	$(PY) -m tools.rates
 	$(PY) -m paper experiments $(LIMITS)
 
 triton: $(READY) ## install Triton (1 GB), whose interpreter tests the kernel for GPUs on a CPU

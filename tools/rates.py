@@ -1,6 +1,6 @@
 """Chooses the learning rates of the learning experiments by their tuning runs, for the runs that count.
 
-    python tools/rates.py [DIR]
+    python -m tools.rates [DIR]
 
 DIR holds the records, by default results/. `make experiments` calls it between the two.
 """

@@ -215,7 +215,7 @@ def test_the_rates_are_those_that_the_stored_tuning_runs_chose():
     chosen = {name: rates.choose(experiments.load(name)) for name in tuned}
     assert {name: found for name, found in chosen.items() if found} == rates.table()
     for one in STUDIES.values():
-        assert all(study.chosen_rate(one, arm) in one.tried for arm in one.arms), "choose it: tools/rates.py"
+        assert all(study.chosen_rate(one, arm) in one.tried for arm in one.arms), "choose it: python -m tools.rates"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -134,7 +134,7 @@ def test_the_tool_writes_the_table_from_a_folder_of_records(tuning, table, tmp_p
 @pytest.mark.bad_input
 def test_the_tool_refuses_what_is_no_folder_of_records(table, tmp_path, capsys):
     rates.TABLE.write_text('{"bytes": {"arm=frozen": 0.01}}')
-    assert tool.main(["a", "b"]) == 2 and "python tools/rates.py [DIR]" in capsys.readouterr().err
+    assert tool.main(["a", "b"]) == 2 and "python -m tools.rates [DIR]" in capsys.readouterr().err
     assert tool.main([str(tmp_path / "missing")]) == 2
     assert "DIR: expected a folder, got" in capsys.readouterr().err
     records.path(tmp_path, "bytes", SLUG).parent.mkdir()

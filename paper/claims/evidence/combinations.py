@@ -71,7 +71,7 @@ def nothing_lost(comparisons: Sequence[Comparison], statement: str = "nothing is
     if not have:
         needs = {"difference that shows, nor an arm shown to be better than heads that see no other token": None}
         return untestable(statement, needs, lack="there is no")
-    why = "the other arm is not shown to be better than heads that see no other token"
+    why = "the other variant is not shown to be better than heads that see no other token"
     return noting_each(
         loses_nothing(statement, have),
         {
@@ -212,7 +212,7 @@ def not_for_all() -> Finding:
     window = far_token(window_heads, width=4)  # two blocks hand a token on by 2 (4 - 1) = 6 places, not by 15
     softmax = far_token(MultiheadAttention)
     far = holds(
-        "a token farther back than windows reach changes the outputs of softmax heads alone",
+        "a token farther back than windows reach changes the outputs of softmax heads, and not those of window heads",
         window / softmax if softmax else inf,
         torch.finfo(torch.float64).eps,
     )

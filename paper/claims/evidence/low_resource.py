@@ -183,12 +183,15 @@ def smaller_gap(size: int, arms: Mapping[str, Runs]) -> Finding:
         found = more_than(arms[name], arms[BASE], "gap", len(there))
         if found is not None:
             gains[f"{name} ({arms[name].parameters:,} trained)"] = turned(found.interval)
-    statement = "with fewer trained weights other text takes less more than the text trained on, in bits a byte"
+    statement = (
+        "with fewer trained weights the gap, in bits a byte on other text less those on the text trained on, is smaller"
+    )
     if not gains:
         return without_records(statement, "learned heads and such with fewer weights on little text")
     return improves(statement, gains).noting(
         f"The text of {size:,} bytes was gone through {passes(arms[BASE], size):.0f} times. Positional heads train as "
-        "few weights, and attend by fixed patterns. A gap is smaller also where less was learnt"
+        "few weights, and attend by fixed patterns. A gain is positive here, and the intervals hold together. A gap is "
+        "smaller also where less was learnt"
     )
 
 
@@ -444,10 +447,10 @@ def causes() -> Finding:
     steady = [record for task in TASKS for record in experiments.load(task) if "gradients" in record["facts"]]
     gradients = {"the gradients of translating models": steady or None}
     parts = {
-        "of the gain, arms with as few parameters make at most": region((MOSTLY, inf), shares, unit=" %")
+        "share of the gain that variants with as few parameters make, at most": region((MOSTLY, inf), shares, unit=" %")
         if shares
         else without_records("fewer parameters", "other arms with no more of them"),
-        "generalisation": improves("what unseen pairs take more than seen ones, in nats, is smaller", gaps),
+        "generalisation": improves("the gap between unseen and seen pairs, in nats, is smaller", gaps),
         "gradients": untestable("they are steadier", gradients, lack="there are no records of"),
     }
     return all_of(parts).noting(_measured())
