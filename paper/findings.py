@@ -27,6 +27,7 @@ from paper.experiments.engine.records import Record
 from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_lengths, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.learning.ladder_analysis import Tested
+from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision
@@ -325,7 +326,11 @@ def mixed_heads() -> Values:
         if not row["causal"] and row["N"] >= longest.get(row["device"], row)["N"]:
             longest[row["device"]] = row
     if longest:
-        told = (f"on `{name}` it is {row['backward'][1]:.1f} times as fast" for name, row in longest.items())
+        told = (
+            f"on `{name}`, with {row['N']:,} tokens, it is {row['backward'][1]:.1f} times as fast "
+            f"({row['backward_bound']:.2f})"
+            for name, row in longest.items()
+        )
         found["exchanged_clocks"] = "; ".join(told)
     rows = heads.speedups(experiments.load("heads-speed"))
     layers = [
@@ -396,9 +401,10 @@ def freezing_learnt() -> Values:
     parameters = f"{round(baseline.parameters, -3):,}"
     found = _bits("bytes", text) | {
         "bytes_models": str(len(baseline.seeds)),
-        "bytes_size": f"{parameters} parameters, {steps} steps, margin {margin} bits",
+        "bytes_size": f"{parameters} trained parameters and {steps} steps with learned heads, margin {margin} bits",
         "lost": str(len(lost) - len(elsewhere)),
         "not_lost": str(len(others) - len(elsewhere)),
+        "not_excluded": str(sum(pair.outcome in ("undecided", "not better") for pair in others.values())),
         "bytes_kept": f"{100 * _kept(text):.0f} %",
         "draw_gap": _difference(text, "frozen", "frozen Gaussian"),
     }
@@ -416,17 +422,24 @@ def freezing_learnt() -> Values:
     return found | _seconds(device, text)
 
 
+# The kinds of heads that are compared with learned ones behind a short convolution, and their own convolutions' widths.
+LADDER = {
+    "induction": (ladder_analysis.INDUCTION, CONVOLUTION),
+    "one": (ladder_analysis.ONE, CONVOLUTION),
+    "beside": (ladder_analysis.BESIDE, CONVOLUTION),
+    "shifted": (ladder_analysis.SHIFTED, 0),
+}
+
+
 def longer_budgets() -> Values:
-    """Heads that retrieve untrained, and one learned head, beside learned heads with the convolution, at 16 and at 64
-    times the least budget, and beside learned heads with the KV shift."""
+    """The kinds of `LADDER` at 16 and at 64 times the least budget, and which of them lead over the strongest rival."""
     runs = [record for name in ladder_analysis.EXPERIMENTS for record in experiments.load(name)]
     records = ladder_analysis.standing(runs)
-    arms = {"induction": ladder_analysis.INDUCTION, "one": ladder_analysis.ONE}
-    known = _measured(_at(records, arms, ladder.LONG))
-    if not known:
+    early, late = (_measured(_at(records, budget)) for budget in (ladder.LONG, ladder.LONGEST))
+    if not (early and late):
         return {}
-    selective = _selective(records) | _by_length() | _from_shifted(records)
-    return _compared(known) | _at_last(records, arms) | selective | _hypotheses(records) | _step_of_induction()
+    found = _compared(early) | _at_last(late) | _selective(records) | _by_length() | _from_shifted(records)
+    return found | _hypotheses(records) | _steps()
 
 
 def _hypotheses(records: Sequence[Record]) -> Values:
@@ -440,18 +453,16 @@ def _hypotheses(records: Sequence[Record]) -> Values:
     }
 
 
-def _step_of_induction() -> Values:
-    """How long a step takes over one with four learned heads, on each text: with two induction heads; with one learned
-    head and two selective ones."""
+def _steps() -> Values:
+    """How many times as long as with four learned heads a step on program sources takes."""
     records = experiments.load("ladder-speed")
     device = experiments.judged_device(records)
-    arms = {"step": ladder_analysis.INDUCTION, "beside_step": ladder_analysis.BESIDE}
     return {
-        f"ladder_{name}_{record['configuration']['text']}": f"{speed.quartiles(ratios[arm])[1]:.2f}"
+        f"ladder_{name}_step": f"{speed.quartiles(ratios[arm if width else f'{arm} without convolution'])[1]:.2f}"
         for record in records
-        if record["device"] == device
+        if record["device"] == device and record["configuration"]["text"] == "python"
         for ratios in [language_models.relative(record)]
-        for name, arm in arms.items()
+        for name, (arm, width) in LADDER.items()
     }
 
 
@@ -466,36 +477,35 @@ def _spelt(found: Mapping[str, Tested], prefix: str = "ladder_") -> Values:
     return {f"{prefix}{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()}
 
 
-def _at(records: Sequence[Record], arms: Mapping[str, str], budget: int) -> dict[str, Tested | None]:
-    """The difference of each arm from learned heads on each text, at a budget."""
+def _at(records: Sequence[Record], budget: int) -> dict[str, Tested | None]:
+    """The difference of each kind from learned heads on each text, at a budget."""
     return {
-        f"{name}_{short}": ladder_analysis.compared(records, name, arm, budget)
+        f"{name}_{short}": ladder_analysis.compared(records, name, arm, budget, convolution=width)
         for name in ladder.TEXTS
-        for short, arm in arms.items()
+        for short, (arm, width) in LADDER.items()
     }
 
 
 def _compared(found: Mapping[str, Tested]) -> Values:
     """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
-    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[1]
+    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[0]
+    assert found["python_beside"].interval[1] < 0 > found["python_shifted"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
     return _spelt(found) | {
         "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
+        "ladder_confidence": f"{100 - 200 * ladder_analysis.LEVEL:g} %",
     }
 
 
-def _at_last(records: Sequence[Record], arms: Mapping[str, str]) -> Values:
+def _at_last(found: Mapping[str, Tested]) -> Values:
     """Differences at the longest budget; AssertionError if heads that retrieve untrained lead on program sources, or
     are not behind on novels."""
-    known = _measured(_at(records, arms, ladder.LONGEST))
-    if not known:
-        return {}
-    assert known["python_induction"].interval[1] > 0 < known["novels_induction"].interval[0]
-    return _spelt(known, "ladder_last_") | {
+    assert found["python_induction"].interval[1] > 0 < found["novels_induction"].interval[0]
+    return _spelt(found, "ladder_last_") | {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
-        "ladder_last_seeds": numbers(len(one.seeds) for one in known.values()),
+        "ladder_last_seeds": numbers(len(one.seeds) for one in found.values()),
     }
 
 
@@ -522,57 +532,46 @@ def _by_length() -> Values:
 
 
 def _selective(records: Sequence[Record]) -> Values:
-    """Heads that read nothing without a match, alone and two of them beside one learned head.
+    """Heads that read nothing without a match, alone and two of them beside one learned head, on program sources.
 
-    Raises AssertionError unless both lead on program sources at the longest budget but one, where the second takes
-    fewer bits, and unless the first shows no lead at the longest, where the second takes fewer in the mean.
+    Raises AssertionError unless the first lead over learned heads at the longest budget but one and show no lead at the
+    longest, and unless the second take fewer bits than the first, at the longest in the mean.
     """
-    alone, beside = ladder_analysis.SELECTIVE, ladder_analysis.BESIDE
-    wanted = {
-        "selective": ("python", alone, ladder.LONG),
-        "selective_last": ("python", alone, ladder.LONGEST),
-        "beside": ("python", beside, ladder.LONG),
-        "beside_last": ("python", beside, ladder.LONGEST),
-        "beside_novels": ("novels", beside, ladder.LONG),
-    }
-    known = _measured({name: ladder_analysis.compared(records, *of) for name, of in wanted.items()})
+    budgets = {"": ladder.LONG, "_last": ladder.LONGEST}
+    compared = partial(ladder_analysis.compared, records, "python", ladder_analysis.SELECTIVE)
+    known = _measured({f"selective{end}": compared(budget) for end, budget in budgets.items()})
     if not known:
         return {}
-    assert known["selective"].interval[1] < 0 > known["beside"].interval[1]
+    for end, budget in budgets.items():
+        beside = ladder_analysis.compared(records, "python", ladder_analysis.BESIDE, budget)
+        assert beside is not None
+        assert beside.mean < min(0, known[f"selective{end}"].mean)
+    assert known["selective"].interval[1] < 0
     assert known["selective_last"].interval[0] < 0 < known["selective_last"].interval[1]
-    assert known["beside"].mean < known["selective"].mean
-    assert known["beside_last"].mean < min(0, known["selective_last"].mean)
     return _spelt(known) | {"ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())}
 
 
 def _from_shifted(records: Sequence[Record]) -> Values:
-    """Learned heads with the KV shift beside those with the convolution, and what leads over them on program sources.
+    """What leads over learned heads with the KV shift on program sources.
 
-    Raises AssertionError unless they lead over those with the convolution at 16 times the least budget, and over them
-    one learned head beside two selective ones, but not two heads that retrieve untrained; and unless, at the longest
-    budget, these are behind them and that lead no longer shows.
+    Raises AssertionError unless at 16 times the least budget one learned head beside two selective ones does, and two
+    heads that retrieve untrained do not; and unless, at the longest budget, these are behind and that lead no longer
+    shows.
     """
-    compared = partial(ladder_analysis.compared, records, "python")
-    from_shifted = partial(compared, against=ladder_analysis.SHIFTED, their_convolution=0)
-    early = {
-        "shifted": compared(ladder_analysis.SHIFTED, ladder.LONG, convolution=0),
-        "shifted_induction": from_shifted(ladder_analysis.INDUCTION, ladder.LONG),
-        "shifted_beside": from_shifted(ladder_analysis.BESIDE, ladder.LONG),
-    }
-    late = {
-        "shifted_induction_last": from_shifted(ladder_analysis.INDUCTION, ladder.LONGEST),
-        "shifted_beside_last": from_shifted(ladder_analysis.BESIDE, ladder.LONGEST),
-    }
-    known = _measured(early | late)
+    compared = partial(
+        ladder_analysis.compared, records, "python", against=ladder_analysis.SHIFTED, their_convolution=0
+    )
+    arms = {"induction": ladder_analysis.INDUCTION, "beside": ladder_analysis.BESIDE}
+    budgets = {"": ladder.LONG, "_last": ladder.LONGEST}
+    known = _measured(
+        {f"shifted_{name}{end}": compared(arm, budget) for name, arm in arms.items() for end, budget in budgets.items()}
+    )
     if not known:
         return {}
-    assert known["shifted"].interval[1] < 0 < known["shifted_induction"].interval[1]
-    assert known["shifted_beside"].interval[1] < 0 < known["shifted_induction_last"].interval[0]
+    assert known["shifted_beside"].interval[1] < 0 < known["shifted_induction"].interval[1]
+    assert known["shifted_induction_last"].interval[0] > 0
     assert known["shifted_beside_last"].interval[0] < 0 < known["shifted_beside_last"].interval[1]
-    return _spelt(known) | {
-        "ladder_shifted_seeds": numbers(len(known[name].seeds) for name in early),
-        "ladder_shifted_last_seeds": numbers(len(known[name].seeds) for name in late),
-    }
+    return _spelt(known) | {"ladder_shifted_seeds": numbers(len(one.seeds) for one in known.values())}
 
 
 def _bytes_seen(budget: int) -> str:
