@@ -494,7 +494,7 @@ def _compared(found: Mapping[str, Tested]) -> Values:
     return _spelt(found) | {
         "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
-        "ladder_size": f"$d = {sizes['d']}$, {sizes['L']} blocks",
+        "ladder_size": f"width {sizes['d']}, {sizes['L']} blocks",
         "ladder_confidence": f"{100 - 200 * ladder_analysis.LEVEL:g} %",
     }
 
