@@ -80,7 +80,14 @@ def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
 
 
 # The headers of `cells`, in this order.
-HEADERS = ("device", "$N$", "", "time over softmax's (quartiles)", "FLOPs over softmax's", "memory over fused one's")
+HEADERS = (
+    "device",
+    "$N$",
+    "",
+    "time over the fused kernel's (quartiles)",
+    "FLOPs over the fused kernel's",
+    "peak memory over the fused kernel's",
+)
 
 
 def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
