@@ -438,8 +438,8 @@ def longer_budgets() -> Values:
     early, late = (_measured(_at(records, budget)) for budget in (ladder.LONG, ladder.LONGEST))
     if not (early and late):
         return {}
-    found = _compared(early) | _at_last(late) | _selective(records) | _by_length() | _from_shifted(records)
-    return found | _hypotheses(records) | _steps()
+    found = _compared(early) | _at_last(late) | _rows(early, late)
+    return found | _selective(records, early, late) | _by_length() | _from_shifted(records) | _hypotheses(records)
 
 
 def _hypotheses(records: Sequence[Record]) -> Values:
@@ -455,17 +455,21 @@ def _hypotheses(records: Sequence[Record]) -> Values:
     }
 
 
-def _steps() -> Values:
-    """How many times as long as with four learned heads a step on program sources takes."""
-    records = experiments.load("ladder-speed")
-    device = experiments.judged_device(records)
-    return {
-        f"ladder_{name}_step": f"{speed.quartiles(ratios[arm if width else f'{arm} without convolution'])[1]:.2f}"
-        for record in records
-        if record["device"] == device and record["configuration"]["text"] == "python"
-        for ratios in [language_models.relative(record)]
-        for name, (arm, width) in LADDER.items()
-    }
+def _rows(early: Mapping[str, Tested], late: Mapping[str, Tested]) -> Values:
+    """The table that the pages print: for each kind the differences from learned heads, on each text at either budget,
+    and how many times as long a step on program sources takes; without its name, cells apart by bars."""
+    timed = experiments.load("ladder-speed")
+    device = experiments.judged_device(timed)
+    found: Values = {}
+    for record in timed:
+        if record["device"] == device and record["configuration"]["text"] == "python":
+            ratios = language_models.relative(record)
+            for short, (arm, width) in LADDER.items():
+                names = [f"{text}_{short}" for text in ladder.TEXTS]
+                told = [BITS_A_BYTE.spelt(of[n].mean, of[n].interval) for n in names for of in (early, late)]
+                step = speed.quartiles(ratios[arm if width else f"{arm} without convolution"])[1]
+                found[f"ladder_row_{short}"] = " | ".join([*told, f"{step:.2f}"])
+    return found
 
 
 def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:
@@ -474,9 +478,9 @@ def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:
     return known if len(known) == len(found) else {}
 
 
-def _spelt(found: Mapping[str, Tested], prefix: str = "ladder_") -> Values:
-    """Each difference with its interval, under its name after the prefix."""
-    return {f"{prefix}{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()}
+def _spelt(found: Mapping[str, Tested]) -> Values:
+    """Each difference with its interval, under its name."""
+    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()}
 
 
 def _at(records: Sequence[Record], budget: int) -> dict[str, Tested | None]:
@@ -489,11 +493,12 @@ def _at(records: Sequence[Record], budget: int) -> dict[str, Tested | None]:
 
 
 def _compared(found: Mapping[str, Tested]) -> Values:
-    """The differences at a budget; AssertionError unless they have the signs that the pages give them in words."""
+    """What is compared at 16 times the least budget; AssertionError unless the differences have the signs that the
+    pages give them in words."""
     assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[0]
     assert found["python_beside"].interval[1] < 0 > found["python_shifted"].interval[1]
     sizes = ladder.case("python", ladder_analysis.RIVAL)
-    return _spelt(found) | {
+    return {
         "ladder_bytes": _bytes_seen(ladder.LONG),
         "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
         "ladder_size": f"width {sizes['d']}, {sizes['L']} blocks",
@@ -502,10 +507,10 @@ def _compared(found: Mapping[str, Tested]) -> Values:
 
 
 def _at_last(found: Mapping[str, Tested]) -> Values:
-    """Differences at the longest budget; AssertionError if heads that retrieve untrained lead on program sources, or
+    """The longest budget and its runs; AssertionError if heads that retrieve untrained lead on program sources, or
     are not behind on novels."""
     assert found["python_induction"].interval[1] > 0 < found["novels_induction"].interval[0]
-    return _spelt(found, "ladder_last_") | {
+    return {
         "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
         "ladder_last_seeds": numbers(len(one.seeds) for one in found.values()),
     }
@@ -533,21 +538,19 @@ def _by_length() -> Values:
     return spelt | windows | {"ladder_windows_bytes": f"{ladder_lengths.SEEN:,}"}
 
 
-def _selective(records: Sequence[Record]) -> Values:
-    """Heads that read nothing without a match, alone and two of them beside one learned head, on program sources.
+def _selective(records: Sequence[Record], early: Mapping[str, Tested], late: Mapping[str, Tested]) -> Values:
+    """Two heads that read nothing without a match, beside two positional ones, on program sources.
 
-    Raises AssertionError unless the first lead over learned heads at the longest budget but one and show no lead at the
-    longest, and unless the second take fewer bits than the first, at the longest in the mean.
+    Raises AssertionError unless they lead over learned heads at 16 times the least budget and show no lead at the
+    longest, and unless one learned head beside two of them takes fewer bits, in the mean.
     """
     budgets = {"": ladder.LONG, "_last": ladder.LONGEST}
     compared = partial(ladder_analysis.compared, records, "python", ladder_analysis.SELECTIVE)
     known = _measured({f"selective{end}": compared(budget) for end, budget in budgets.items()})
     if not known:
         return {}
-    for end, budget in budgets.items():
-        beside = ladder_analysis.compared(records, "python", ladder_analysis.BESIDE, budget)
-        assert beside is not None
-        assert beside.mean < min(0, known[f"selective{end}"].mean)
+    for end, others in (("", early), ("_last", late)):
+        assert others["python_beside"].mean < min(0, known[f"selective{end}"].mean)
     assert known["selective"].interval[1] < 0
     assert known["selective_last"].interval[0] < 0 < known["selective_last"].interval[1]
     return _spelt(known) | {"ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())}
