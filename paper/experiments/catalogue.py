@@ -8,6 +8,7 @@ from paper.experiments.engine.benchmark import PASSES, PHASES
 from paper.experiments.engine.records import Case, Needs
 from paper.experiments.engine.runner import Experiment, Parts, parts
 from paper.experiments.learning import (
+    copying,
     depth,
     fine_tuning,
     fitting,
@@ -69,6 +70,7 @@ TITLES = {
     "ladder-lengths": "language models of bytes, whose windows are short or long",
     "ladder-large": "larger language models of bytes, on a GPU",
     "ladder-tables": "tables of the last bytes, beside the language models of bytes along budgets",
+    "copying": "when language models of bytes begin to copy what a text repeats, seed by seed",
     "retrieval": "how long sequences may be in which heads find what is asked for, learned or untrained",
     "bytes-speed": "the training step of the language models of bytes, all arms in turn",
     "ladder-speed": "the training step of the ladder's models, all arms in turn",
@@ -178,6 +180,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _ladder("ladder-others", cases=ladder.other_cases),
         _ladder("ladder-lengths", ladder_lengths),
         _ladder("ladder-large", cases=ladder.large_cases),
+        _ladder("copying", copying),
         _experiment("ladder-tables", ladder_tables, _TABLES),
         _experiment("retrieval", retrieval, _RETRIEVAL),
         _timing("bytes-speed", language_models, language_models.case(), ("learned",), "step"),

@@ -1,0 +1,103 @@
+"""Learning to copy: a run's looks, the rule for the jump, the hypotheses; the text from wheels."""
+
+import hashlib
+from math import inf
+from zipfile import ZipFile
+
+import pytest
+
+from paper.experiments.learning import copying, copying_analysis, ladder
+from paper.experiments.learning.copying_analysis import CONVOLVED, KV_SHIFT, SELECTIVE, judged, jump, sign_flips
+from paper.tasks import wheels
+
+TINY = {"base": 12, "tested": 8, "N": 32, "B": 2, "d": 16, "L": 1}
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    case = copying.case("python", copying.SELECTING, seed=1, budget=4, **TINY) | {"validated": 6, "blocks": 3}
+    return case, copying.run(case)
+
+
+def test_a_run(outcome):
+    """Every budget is tested as the ladder tests it, to the bit; the model is looked at on the way."""
+    case, found = outcome
+    facts = found["facts"]
+    assert [look["budget"] for look in facts["validation"]] == [1, 2, 4]
+    assert [look["step"] for look in facts["looks"]] == [12, 24]  # the trunk of 4 times 12 steps ends at 38
+    assert {"bits", "repeats_bits", "step"} == set(facts["looks"][0])
+    assert found["repetitions"] == ladder.run(case)["repetitions"]
+
+
+def record(kind, seed, jumps_at, bits, step_s=0.1):
+    """A run whose bits on go-on bytes fall from 1 to .4 at a multiple of the least budget."""
+    arm, width = kind
+    case = copying.case("python", arm, convolution=width, seed=seed)
+    looks = [{"step": 300 * n, "repeats_bits": {"goes on": 0.4 if n >= jumps_at else 1.0}} for n in copying.LOOKS]
+    last = {"budget": 64, "step": 19200, "step_s": step_s, "repeats_bits": {"goes on": 0.4 if jumps_at <= 64 else 1.0}}
+    repetitions = {"32 x": {"test_bits": [bits + 0.1]}, "64 x": {"test_bits": [bits]}}
+    facts = {"looks": looks, "validation": [last]}
+    return {"configuration": case, "repetitions": repetitions, "facts": facts}
+
+
+def test_the_jump():
+    """The first look from which on all stay below; a run that goes back has not jumped before."""
+    size = 300 * 1024
+    assert [jump(record(CONVOLVED, 1, n, 2.0)) for n in (1, 7, 64, 65)] == [size, 8 * size, 64 * size, inf]
+    back = record(CONVOLVED, 1, 7, 2.0)
+    back["facts"]["looks"][10]["repeats_bits"]["goes on"] = 0.9
+    assert jump(back) == 22 * size
+
+
+def test_sign_flips():
+    """Exact: of n negative differences one sign pattern in 2^n is as low; with one positive, by hand."""
+    assert sign_flips([-1.0] * 5) == 1 / 32
+    assert sign_flips([-1.0, -1.0, 1.0]) == 4 / 8
+    assert sign_flips([]) == 1.0
+
+
+def test_hypotheses():
+    """Ten seeds of which every one agrees are shown after Holm's correction over the family; what differs by nothing,
+    or was not measured, is not."""
+    records = [record(SELECTIVE, seed, 1, 1.5 + seed / 1e4) for seed in copying.SEEDS]
+    records += [record(CONVOLVED, seed, 10 + 5 * seed, 1.6 + seed / 10) for seed in copying.SEEDS]
+    records += [record(KV_SHIFT, seed, 1, 1.5 + seed / 1e4, step_s=0.05) for seed in copying.SEEDS]
+    found = judged(records)
+    assert {name for name, (_, shown) in found.items() if shown} == {
+        "selective before convolved",
+        "KV shift before convolved",
+        "selective less spread than convolved",
+        "selective fewer bits at equal steps than convolved",
+        "selective fewer bits at equal FLOPs than convolved",
+        "selective fewer bits at equal time than convolved",
+    }
+    assert found["n-gram before convolved"] == (None, False)
+    # in the time of the rival's whole budget the dearer run has read half of its own
+    assert found["selective fewer bits at equal time than KV shift"][0].mean == pytest.approx(0.1)
+
+
+def test_cases():
+    """Never a case twice, and every hypothesis has its runs; the ablations too build."""
+    found = [repr(case) for case in copying.cases("cpu")]
+    assert len(found) == len(set(found)) == 67
+    listed = {(case["arm"], case["convolution"], case["seed"]) for case in copying.cases("cpu")}
+    for one in copying_analysis.HYPOTHESES:
+        assert {(*kind, seed) for kind in (one.less, one.more) for seed in range(1, 8)} <= listed
+
+
+def test_wheels(tmp_path, monkeypatch):
+    """Sources without tests, once each, in the order of their hashes; a wheel that was changed is refused."""
+    sources = {f"a/{i}.py": f"x = {i}\n" for i in range(400)}
+    path = tmp_path / "a-1-py3-none-any.whl"
+    with ZipFile(path, "w") as archive:
+        for name, content in {**sources, "a/tests/t.py": "no", "a/test_b.py": "no", "a/again.py": "x = 1\n"}.items():
+            archive.writestr(name, content)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(wheels, "WHEELS", (wheels.Wheel("a", "1", path.name, digest),))
+    parts = wheels.wheels_parts(tmp_path)
+    assert sorted(b"".join(parts).decode().splitlines()) == sorted(line.strip() for line in sources.values())
+    assert all(parts) and len(parts.train) > len(parts.validation) + len(parts.test)
+    monkeypatch.setattr(wheels, "WHEELS", (wheels.Wheel("a", "1", path.name, "0" * 64),))
+    wheels._parts.cache_clear()
+    with pytest.raises(ValueError, match="expected the sha256 0000"):
+        wheels.wheels_parts(tmp_path)
