@@ -12,22 +12,16 @@ __all__ = ["Cost", "head_width", "linear_map", "product", "quotient"]
 class Cost:
     """The cost of a computation: integers for integer sizes, formulas for symbols, 0 if not given.
 
-    forward, backward: FLOPs of matrix products; a multiply-add counts as 2. elementwise_forward, elementwise_backward:
-    scalar operations outside them. saved_bytes: bytes that autograd keeps from forward to backward. For a call of an
-    attention function these are q, k, v and the function's own tensors; the layer keeps the output, as the input of
-    W_O. output_bytes: bytes of the output, if autograd keeps it for the call too; a layer that puts heads side by side
-    has copied it by then. decode: FLOPs of one generated token at context N, itself included. state_bytes: bytes
-    carried from one decode step to the next. trained, frozen: numbers of parameters, of `itemsize` bytes each.
+    forward, backward: FLOPs of matrix products; a multiply-add counts as 2. decode: FLOPs of one generated token at
+    context N, itself included. state_bytes: bytes carried from one decode step to the next. trained, frozen: numbers of
+    parameters, of `itemsize` bytes each. Bytes that autograd keeps, and work outside matrix products, depend on how
+    code is written, and are counted (`ortho.cost.of`).
     """
 
     forward: Any = 0
     backward: Any = 0
-    elementwise_forward: Any = 0
-    elementwise_backward: Any = 0
-    saved_bytes: Any = 0
     decode: Any = 0
     state_bytes: Any = 0
-    output_bytes: Any = 0
     trained: Any = 0
     frozen: Any = 0
     itemsize: Any = 4
@@ -70,10 +64,9 @@ def product(multiply_adds: Size, gradients: Size = 2) -> Cost:
 def linear_map(
     B: Size, N: Size, inputs: Size, outputs: Size, *, bias: bool = False, input_grad: bool = True, itemsize: int = 4
 ) -> Cost:
-    """A trained linear map of B N vectors. Its input is kept by the caller, which may need it for other maps, too."""
+    """A trained linear map of B N vectors."""
     return replace(
         product(B * N * inputs * outputs, 1 + input_grad),
-        elementwise_backward=B * N * outputs if bias else 0,  # the bias' sum
         decode=2 * B * inputs * outputs,
         trained=inputs * outputs + (outputs if bias else 0),
         itemsize=itemsize,

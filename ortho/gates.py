@@ -24,14 +24,11 @@ __all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, width): a product x W^T, and what the subclass makes of its numbers.
 
-    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of that width. The work of a subclass is counted as
-    (scalar operations forward; backward; numbers kept): `each` for each of the product's numbers, `once` for each of
-    one token's numbers, as for a parameter. `trained` counts parameters beside the matrices, for each of the latter.
+    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of that width. `trained` counts parameters beside
+    the matrices, for each of one token's numbers.
     """
 
     rank: ClassVar[int | None] = None
-    each: ClassVar[tuple[int, int, int]] = (0, 0, 0)
-    once: ClassVar[tuple[int, int, int]] = (0, 0, 0)
     trained: ClassVar[int] = 0
 
     @checked
@@ -83,23 +80,13 @@ class Gate(nn.Module, ABC):
 
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        """The cost in closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient.
-
-        The addition of x's gradient to those of the layer's other paths is included. A gate's output is kept by the
-        mechanism, or not at all.
-        """
+        """The cost in closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
         rows = cls.rows(d, H)
-        forward, backward, kept = (rows * (B * N * each + once) for each, once in zip(cls.each, cls.once, strict=True))
-        rest = Cost(
-            elementwise_forward=forward,
-            elementwise_backward=backward + (B * N * d if input_grad else 0),
-            saved_bytes=itemsize * kept,
-            trained=cls.trained * rows,
-        )
+        rest = Cost(trained=cls.trained * rows)
         if cls.rank is None:
             return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + rest
         down = linear_map(B, N, d, cls.rank, input_grad=input_grad, itemsize=itemsize)
-        return down + linear_map(B, N, cls.rank, rows) + Cost(saved_bytes=itemsize * B * N * cls.rank) + rest
+        return down + linear_map(B, N, cls.rank, rows) + rest
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
@@ -108,7 +95,6 @@ class Gate(nn.Module, ABC):
 class LogSigmoidGate(Gate):
     r"""A gate $\log \sigma(x W^T + b)$ or a multiple of it, at most 0, with a bias for each of its numbers."""
 
-    each = (4, 4, 1)  # add, sign, softplus, sign or factor; backward the last three, the sum of the bias's gradient
     trained = 1
 
 
@@ -117,7 +103,6 @@ class WriteStrength(Gate):
     arXiv:2406.06484, section 3.1)."""
 
     maximum: ClassVar[float] = 1
-    each = (2, 2, 1)  # sigmoid, product
 
     @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:

@@ -17,7 +17,6 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
-from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import AttentionFunction
 from ortho.attention.positions import rotary
 from ortho.attention.scores import blocked_pairs
@@ -252,7 +251,6 @@ class PatternCache(Slots):
         with torch.inference_mode(False):
             self._positions = self._positions.clone()
 
-    @indexing()
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
         _no_gates(gates)
         held, n = self._keys_values(k, v), k.shape[-2]

@@ -2,23 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from ortho._checks import FORMS as FORMS
-from ortho._checks import checked, one_of
+from ortho._checks import one_of
 from ortho._cost import Cost, product, quotient
 from ortho._typing import Size, State
-
-# Scalar operations per element that a composite kernel is counted as, by its textbook definition.
-SOFTMAX_FORWARD = 5  # maximum, subtract, exp, sum, divide
-SOFTMAX_BACKWARD = 4  # multiply by the weights, sum, subtract, multiply
-LOG_SUM_FORWARD = 5  # for a running log-sum-exp: maximum, subtract, exp, log1p, add
-# A fused backward kernel, per score: scale, subtract the log-sum-exp, exp; subtract the row's term, multiply, scale.
-FUSED_BACKWARD = 6
 
 
 def causal_pairs(N: Any) -> Any:
@@ -73,15 +66,10 @@ class CostedCall(NamedTuple):
         return form(*self[:5], **dict(zip(self._fields[5:], self[5:], strict=True)), **options)
 
 
-def closed_form(
-    of: Callable[..., Cost], *, symbols: bool = True, like: Callable[..., Any] | None = None
-) -> Callable[..., Cost]:
-    """A `Mechanism.cost` made from `of(call, **options)`, where `call` is a `CostedCall`.
+def closed_form(of: Callable[..., Cost]) -> Callable[..., Cost]:
+    """A `Mechanism.cost` made from `of(call, **options)`, where `call` is a `CostedCall`."""
 
-    Without `symbols` sizes must be numbers. Options, and sizes that `like` has too, are declared as in `like`, by
-    default as in `of`.
-    """
-
+    @wraps(of)
     def cost(
         B: Size,
         N: Size,
@@ -95,11 +83,11 @@ def closed_form(
         itemsize: int = 4,
         **options: Any,
     ) -> Cost:
+        one_of("form", form, FORMS)
         return of(CostedCall(B, N, H, K, V, form, causal, qk_grad, itemsize), **options)
 
-    if not symbols:
-        cost.__annotations__.update(dict.fromkeys(CostedCall._fields[:5], int))
-    return checked(with_options(cost, like or of))
+    del cost.__wrapped__  # or its signature would be that of `of`
+    return cost
 
 
 def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,8 +5,7 @@ from math import inf, sqrt
 import torch
 
 from ortho import _checks
-from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, Tensor
+from ortho._typing import Bool, Float, Tensor
 
 TINY = 1e-6  # added to the squared length of a vector that is normalised
 
@@ -64,13 +63,3 @@ def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*bat
     squares = (x * x).sum(-1, keepdim=True)
     _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
     return x * squares.add(TINY).rsqrt()
-
-
-def unit_cost(vectors: Size, K: Size, differentiated: Size, itemsize: int) -> Cost:
-    """The cost of `unit` for `vectors` vectors, `differentiated` of which pass a gradient on."""
-    return Cost(
-        elementwise_forward=vectors * (3 * K + 2),
-        # Autograd leaves out a gradient's sum over a broadcast axis of length 1.
-        elementwise_backward=differentiated * (6 * K + 3 + (K if K != 1 else 0)),
-        saved_bytes=itemsize * differentiated * (K + 1),
-    )

@@ -1,18 +1,20 @@
 """What a layer, a block and a model cost: closed forms, and the same figures counted from running code.
 
-A closed form is a plain function of sizes. Called with integers it gives an exact count; called with sympy symbols it
-gives the formula. `ortho.cost.counting` takes the same figures from a run; the tests require that the two are exactly
-equal.
+A closed form is a plain function of sizes, for FLOPs of matrix products, parameters and what decoding costs. Called
+with integers it gives an exact count; called with sympy symbols it gives the formula. `of` runs any module and counts
+its FLOPs, and the bytes that autograd keeps; the tests require that formulas and counts are exactly equal.
 """
 
 from ortho._cost import Cost
 from ortho.cost.budgets import Choice, choose
+from ortho.cost.counting import Counts, of
 from ortho.cost.layers import hybrid, layer, synthesizer
-from ortho.cost.models import block, encoder_decoder, feed_forward, model, step_memory, text_encoder, vision_transformer
+from ortho.cost.models import block, encoder_decoder, feed_forward, model, text_encoder, vision_transformer
 
 __all__ = [
     "Choice",
     "Cost",
+    "Counts",
     "block",
     "choose",
     "encoder_decoder",
@@ -20,7 +22,7 @@ __all__ = [
     "hybrid",
     "layer",
     "model",
-    "step_memory",
+    "of",
     "synthesizer",
     "text_encoder",
     "vision_transformer",

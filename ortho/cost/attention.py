@@ -4,7 +4,6 @@ and traffic between two memories.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from ortho import _checks
@@ -15,7 +14,7 @@ from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
 from ortho.attention.chunking import CHUNK
 from ortho.attention.sparse.pattern import Pattern, pattern_of
-from ortho.attention.untrained.patterns import EMPTY, Border, Context, Gaussian, Recent, Shift
+from ortho.attention.untrained.patterns import Gaussian
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.projections import kv_heads
 
@@ -23,8 +22,6 @@ from ortho.projections import kv_heads
 
 
 _WIDE = 8  # bytes of a float64 or int64
-_CUBES = 2  # scalar operations of `patterns.cubes` a place: a rounding, a power
-_SQUARES = 5  # and of `patterns.sum_of_cubes`: a rounding, m (m + 1) / 2, a power
 
 
 @checked
@@ -35,90 +32,30 @@ def positional_attention(
     patterns: Sequence[PositionalPattern | str] = SEVEN,
     *,
     causal: bool = False,
-    empty: str = "zero",
-    itemsize: int = 4,
 ) -> Cost:
     """Cost of `ortho.attention.untrained.positional_attention` on v (B, H, N, V), one pattern for each head, without
-    masks or words.
+    masks or words; v needs a gradient. Only Gaussian patterns take matrix products, in the fast form.
 
-    The fast form; v needs a gradient. With symbols, N stands for more than one token, and a Gaussian's rows (a causal
-    call has one more than tokens) fill whole chunks.
+    With symbols, N stands for more than one token, and a Gaussian's rows (a causal call has one more than tokens) fill
+    whole chunks.
     """
-    one_of("empty", empty, EMPTY)
-    item, found = max(itemsize, 4), named(patterns)
-    # Equal heads that follow each other are one wide head.
-    runs = [(pattern, len(list(equal))) for pattern, equal in groupby(found)]
-    heads = [_head(pattern, B, N, count * V, causal, empty == "self", item) for pattern, count in runs]
-    decoded = Cost(
+    found = named(patterns)
+    gaussians = [pattern for pattern in found if isinstance(pattern, Gaussian)]
+    forward = sum(_in_chunks(each, B, N + int(causal), V, 1 if causal else 2) for each in gaussians)
+    return Cost(
+        forward=forward,
+        backward=forward,
         # A Gaussian's row of the previous token, and of the new one
-        decode=sum(4 * B * V * (2 + pattern.vectors) for pattern in found if isinstance(pattern, Gaussian)),
+        decode=sum(4 * B * V * (2 + each.vectors) for each in gaussians),
         state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
     )
-    return sum(heads, start=decoded)
 
 
-def _head(p: PositionalPattern, B: Size, N: Size, V: Size, causal: bool, to_itself: bool, item: int) -> Cost:
-    """The cost of one head. A causal call has one more position than tokens: the last token before it."""
-    P = N + int(causal)
-    x, u = B * N * V, B * P * V  # numbers at the tokens, and at the positions
-    sums = 0 if P == 1 else u  # a sum of one term needs no sum in its gradient
-    if isinstance(p, Gaussian):
-        part = _gaussian(p, B, V, x, P, causal, item)
-    elif isinstance(p, Recent):
-        part = _recent(p, B, V, x, u, P, causal, item)
-    elif causal and not p.vectors:  # zeros, except at the current token; a context still has its divisors
-        zeros = 0 if isinstance(p, Shift) and p.offset == 0 else x
-        part = Cost(0, 0, zeros + (_SQUARES * P if isinstance(p, Context) else 0), zeros, 0)
-    elif isinstance(p, Shift):
-        part = Cost(0, 0, 0, 0, 0)
-    elif isinstance(p, Context) or not causal:
-        # Cubes, a product with them, sums, squares, a division by them. Kept: cubes and squares.
-        part = Cost(0, 0, 3 * u + (_CUBES + _SQUARES) * P, 2 * u + sums, 2 * _WIDE * P)
-    elif isinstance(p, Border) and p.end:
-        # As above; and the row's own cubes, also divided by squares, times the token's value, and a sum
-        part = Cost(0, 0, 3 * u + 2 * x + (2 * _CUBES + _SQUARES + 1) * P, 3 * u + 2 * x, 3 * _WIDE * P)
-    elif isinstance(p, Border):
-        # Four sums, a product and two sums of them, a division; own weights of 1 over squares, a product, a sum.
-        # Backward also two sums where a sum is used twice.
-        part = Cost(0, 0, 8 * u + 2 * x + (_SQUARES + 2) * P, 8 * u + 2 * x, 2 * _WIDE * P)
-    else:
-        raise TypeError(f"patterns: expected those of ortho.attention.untrained.positional_attention, got {p}")
-    if not to_itself or isinstance(p, Gaussian | Border | Recent) or (isinstance(p, Shift) and p.offset == 0):
-        return part
-    # A choice between two; backward two, and the sum of their gradients. Kept: a byte a position.
-    return part + Cost(0, 0, x, 3 * x, P)
-
-
-def _gaussian(p: Gaussian, B: Size, V: Size, x: Size, P: Size, causal: bool, item: int) -> Cost:
-    sides = [p] if causal else [p, p.mirrored()]
-    forward = chunks = saved = 0
-    for side in sides:
-        R = side.vectors
-        width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
-        number = -(-P // width) if isinstance(P, int) else P / width
-        forward += 2 * B * V * number * width * (width + R)
-        chunks += 0 if number == 1 else B * V * (number + 1) * width  # gradients of a chunk's own and next reader
-        saved += item * width * (width + R)
-    once, rows = 0, 0
-    if p.normalise:
-        # Weights summed up; a row's two sums and its own weight; a division. Causal: also of the own weights.
-        once = p.vectors + p.mirrored().vectors + 2 + 2 * P + (2 * P if causal else 0)
-        rows = B * V * P
-        saved += item * P * (1 + causal)
-    # Own weights, and the sum with each side's; the same backward
-    own = x * (1 + len(sides))
-    return Cost(forward, forward, own + rows + once, own + rows + chunks, saved)
-
-
-def _recent(p: Recent, B: Size, V: Size, x: Size, u: Size, P: Size, causal: bool, item: int) -> Cost:
-    """Cost of sums over the other places of the window, divided by their number, and the token's own term; backward,
-    the gradients of the places, each as long as all of them, are added up."""
-    w = p.vectors + 1 if causal else p.width
-    several, places = int(w > 1), max(0, w - 2) * B * V * (P + w - 1)
-    if causal:  # the divisors of the own weight and of the others; the own weight, and a product with it
-        own = x + 2 * P
-        return Cost(0, 0, (w - 1) * u + several * x + own, places + several * (u + x) + x, item * P * (1 + several))
-    return Cost(0, 0, w * u, places + (1 + several) * u, item * P)
+def _in_chunks(p: Gaussian, B: Size, P: Size, V: Size, sides: int) -> Size:
+    """FLOPs of a Gaussian's products, on one side of each of P places or on both."""
+    width = min(P, max(CHUNK, p.vectors)) if isinstance(P, int) else max(CHUNK, p.vectors)
+    number = -(-P // width) if isinstance(P, int) else P / width
+    return sides * 2 * B * V * number * width * (width + p.vectors)
 
 
 # -------------------------------------------------------------------------------------------------------------- decoded

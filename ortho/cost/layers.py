@@ -8,14 +8,15 @@ from operator import add
 from typing import Any
 
 from ortho._checks import checked, expect, one_of
-from ortho._cost import Cost, head_width, linear_map, quotient
+from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.mechanism import FUSED_BACKWARD, SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall
+from ortho.attention.mechanism import CostedCall
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_cost
+from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
@@ -29,9 +30,7 @@ from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds
 
 # Figures that a closed form does not give: NaN, and so are sums with them.
-NOT_DERIVED: dict[str, Any] = dict.fromkeys(
-    ("elementwise_forward", "elementwise_backward", "saved_bytes", "decode", "state_bytes"), nan
-)
+NOT_DERIVED: dict[str, Any] = {"decode": nan, "state_bytes": nan}
 
 
 def added(*costs: Cost) -> Cost:
@@ -60,8 +59,7 @@ def projection_cost(
 ) -> Cost:
     """Cost of `PROJECTIONS[projection]` on x (B, N, d): queries of H heads of width K, keys of G heads that they share.
 
-    Summing x's gradients and keeping x are costs of the layer, and do not count here. Structured projections need
-    numbers for d, H, K and G.
+    Structured projections need numbers for d, H, K and G.
     """
     one_of("projection", projection, PROJECTIONS)
     return _made(projection, B, N, d, K, H, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
@@ -75,13 +73,13 @@ def _made(
     gradient = _passes_gradient(projection, input_grad)
     if projection.startswith("structured"):
         biases = int(bias) * numbers
-        own = Cost(elementwise_forward=B * N * biases, frozen=biases, itemsize=itemsize)
+        own = Cost(frozen=biases, itemsize=itemsize)
         return own + _structured(B, N, d, K, *heads, gradient=gradient, itemsize=itemsize)
     made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
     if projection == "learned":
         return made
     into_x = made.forward if gradient else 0
-    return replace(made, backward=into_x, elementwise_backward=0, trained=0, frozen=made.trained)
+    return replace(made, backward=into_x, trained=0, frozen=made.trained)
 
 
 def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, itemsize: int) -> Cost:
@@ -92,8 +90,6 @@ def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, i
     return Cost(
         forward=B * N * products,
         backward=B * N * products if gradient else 0,
-        elementwise_forward=sets * rounds * 2 * d * b,  # signs into the blocks
-        saved_bytes=itemsize * sets * rounds * d * b if gradient else 0,  # the blocks
         decode=B * products,
         frozen=sets * rounds * 2 * d + a * a + b * b,
         itemsize=itemsize,
@@ -101,10 +97,9 @@ def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, i
 
 
 def _around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsize: int) -> Cost:
-    """Cost of W_V and W_O for heads of this total width, with x and the merged heads, which are kept for them."""
+    """Cost of W_V and W_O for heads of this total width."""
     values = linear_map(B, N, d, width, input_grad=input_grad, itemsize=itemsize)
-    merged = linear_map(B, N, width, d, itemsize=itemsize)
-    return values + merged + Cost(saved_bytes=itemsize * B * N * (d + width))
+    return values + linear_map(B, N, width, d, itemsize=itemsize)
 
 
 @checked
@@ -128,8 +123,7 @@ def layer(
 ) -> Cost:
     """Cost of `MultiheadAttention(d, H)` on x (B, N, d); `options` go to the mechanism's closed form (FAVOR+'s `m`).
 
-    Symbols stand for more than one head and token, since the output of a single head is not copied. Before the call
-    each of `num_kv_heads` heads of keys and values is copied to the heads of queries that share it; the state and the
+    Each of `num_kv_heads` heads of keys and values is copied to the heads of queries that share it; the state and the
     decode step are those of a call with a state, which holds these copies (`ortho.cost.attention` has a cache's).
 
     `input_grad` says whether x needs a gradient; only the input of a first layer over frozen embeddings does not.
@@ -143,18 +137,9 @@ def layer(
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
-    sums = 2 * B * N * d if input_grad and qk_grad else 0  # of x's gradients
-    if G != H:  # k's and v's gradients over the heads that share them
-        sums += B * N * H * K * (1 + qk_grad)
-    kept_twice = 0 if 1 in (H, N) else core.output_bytes  # with one head, or one token, no copy is made
-    own = Cost(
-        elementwise_backward=sums,
-        saved_bytes=itemsize * B * N * (d + H * K) + kept_twice,  # x, the merged heads
-        itemsize=itemsize,
-    )
     gate_classes = {**mechanism.gates, **(gates or {})}.values()
     of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
-    return added(own, qk, values, merged, *of_gates, replace(core, output_bytes=0))
+    return added(qk, values, merged, *of_gates, core)
 
 
 @checked
@@ -185,7 +170,7 @@ def stopped_layer(
     call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
     kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
     exchanged = value_gradient_cost(B, N, H, K, K, **call)
-    return plain - kernel + exchanged + _again(qk, 2 * B * N * H * K)
+    return plain - kernel + exchanged + Cost(backward=qk.forward)
 
 
 @checked
@@ -213,30 +198,10 @@ def longformer_layer(
     first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
     call = CostedCall(B, N, H, K, K, form=form, itemsize=itemsize)
     local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
-    numbers, rows = B * N * d, B * tokens * d
-    whole = Cost(
-        elementwise_backward=5 * numbers if input_grad else 0,  # sums of x's gradients
-        # x, merged heads, global keys and values; global queries, and the first tokens where they are copied
-        saved_bytes=itemsize * (4 * numbers + rows * (1 + int(B > 1))) + local.output_bytes,
-        itemsize=itemsize,
-    )
     merged = linear_map(B, N, d, d, **maps)
-    total = added(whole, own, first, merged, replace(local, output_bytes=0), _global_rows(call, tokens))
-    return replace(total, decode=0, state_bytes=0)
-
-
-def _global_rows(call: CostedCall, tokens: int) -> Cost:
-    """Cost of softmax attention from the first tokens to all, without making their queries and all keys and values."""
-    G, N, K, V = call.sizes
-    pairs, rows, fast = G * tokens * N, G * tokens, call.form == "fast"
-    return Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (3 * K + 2 * V if fast else 2 * (K + V)),
-        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
-        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V if fast else pairs * (1 + SOFTMAX_BACKWARD),
-        # Outputs and a logarithm a row; or the weights
-        saved_bytes=call.itemsize * rows * V + call.item * rows if fast else call.item * pairs,
-    )
+    pairs = B * H * tokens * N  # of the first tokens and all
+    rows = Cost(forward=4 * pairs * K, backward=2 * pairs * (5 if form == "fast" else 4) * K)
+    return replace(added(own, first, merged, local, rows), decode=0, state_bytes=0)
 
 
 @checked
@@ -256,16 +221,7 @@ def shifted_layer(
     options: dict[str, Any] = {"head_dim": head_dim, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     bare = layer(B, N, d, H, attention=attention, **options)
     K = head_width(d, H, head_dim)
-    numbers = 2 * B * N * H * K  # of keys and of values
-    return bare + Cost(
-        # A product with the one number, a product with the other and a sum in one.
-        elementwise_forward=2 * numbers,
-        # Into the vectors two products and a sum; for either number a product, a sum, and for one a factor of 1.
-        elementwise_backward=8 * numbers + 2 * H,
-        saved_bytes=2 * itemsize * numbers,  # the vectors, and those before them
-        state_bytes=2 * itemsize * B * H * K,
-        trained=4 * H,
-    )
+    return bare + Cost(state_bytes=2 * itemsize * B * H * K, trained=4 * H)
 
 
 @checked
@@ -283,20 +239,10 @@ def convolved_layer(
     """Cost of `ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer,
     which takes `kwargs`.
 
-    The convolution has no matrix products. Symbols stand for sequences that are longer than `width`.
+    The convolution has no matrix products.
     """
     bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
-    reached = min(width, N) if isinstance(width, int) and isinstance(N, int) else width  # taps within the sequence
-    before = quotient(reached * (reached - 1), 2)  # taps that would read before the first token
-    sums = B * d * (reached * N - before)
-    wide = max(itemsize, 4)  # of the numbers that it computes with, and keeps; taps in half precision are copied
-    return bare + Cost(
-        elementwise_forward=sums,
-        elementwise_backward=3 * sums,  # into x; for the taps a product and a sum
-        saved_bytes=wide * B * N * d + (wide * width * d if wide > itemsize else 0),
-        state_bytes=itemsize * B * (width - 1) * d,
-        trained=width * d,
-    )
+    return bare + Cost(state_bytes=itemsize * B * (width - 1) * d, trained=width * d)
 
 
 @checked
@@ -328,19 +274,10 @@ def induction_heads(
     width = H * K
     by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
     made = _made("structured-stopped" if by_signs else "stopped", B, N, d, K, H, bias=False, **passes)
-    # Squares, their sum, the product with the length; of a token its length. The sum over tokens.
-    elementwise = 3 * B * N * d + 3 * B * N + (n - 1) * B * N * width
-    made = made * n + Cost(elementwise_forward=elementwise, state_bytes=itemsize * B * (width + (n - 1) * d))
-    core = value_gradient_cost(B, N, H, K, V, sink=sink is not None, form=form, causal=causal, itemsize=itemsize)
-    again = _again(made, 2 * B * N * width) if form == "fast" else Cost()
-    return added(_around(B, N, d, H * V, **passes), made, replace(core, output_bytes=0), again)
-
-
-def _again(made: Cost, numbers: Size) -> Cost:
-    """The difference if queries and keys, `numbers` in all, are recomputed in the backward pass and not kept."""
-    return Cost(
-        backward=made.forward, elementwise_backward=made.elementwise_forward, saved_bytes=-made.itemsize * numbers
-    )
+    made = made * n + Cost(state_bytes=itemsize * B * (width + (n - 1) * d))
+    core = value_gradient_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
+    again = Cost(backward=made.forward if form == "fast" else 0)
+    return added(_around(B, N, d, H * V, **passes), made, core, again)
 
 
 @checked
@@ -361,10 +298,11 @@ def positional_heads(
 
     Symbols stand for more than one token. Raises TypeError or ValueError as the layer does.
     """
+    one_of("empty", empty, EMPTY)
     K = head_width(d, H, head_dim)
     found = shared_out(H) if patterns is None else named(patterns)
     expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
-    attention = positional_attention(B, N, K, found, causal=causal, empty=empty, itemsize=itemsize)
+    attention = positional_attention(B, N, K, found, causal=causal)
     return _around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
 
 
@@ -380,61 +318,36 @@ def synthesizer(
     rank: Size = 8,
     k1: Size = None,
     head_dim: Size = None,
-    causal: bool = False,
+    causal: bool = False,  # noqa: ARG001
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
     """Cost of `SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
 
     `rank` belongs to "factored-random". `k1` belongs to "factored-dense", with its default there; it must be given if
-    `max_length` is a symbol. Weights that do not depend on x are the same for the whole batch: their softmax is taken,
-    and kept, once. With `head_dim`, heads have that width, and weights must depend on position alone.
+    `max_length` is a symbol. With `head_dim`, heads have that width, and weights must depend on position alone. A
+    causal call computes the same products.
     """
     names = [source] if isinstance(source, str) else source
     expect(names, "source", "at least one", "none")
     L = N if max_length is None else max_length
     width = H * head_width(d, H, head_dim)  # of all heads together
     expect(not isinstance(N, int) or not isinstance(L, int) or N <= L, "N", f"at most max_length = {L}", N)
-    call = Call(B, N, d, H, L, rank, k1, int(len(names) > 1), input_grad, itemsize)
+    call = Call(B, N, d, H, L, rank, k1, input_grad, itemsize)
     sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
     if head_dim is not None:
         by_position(sources)
-    items = [B if source.by_token else 1 for source in sources]  # how many copies of the logits there are
-    parts = [*(source.cost(call) for source in sources), _mixing(call, items)]
-    trained = sum(part.trained for part in parts)
-    values, weights = 2 * B * N * N * width, _most(items) * H * N * N
+    parts = [source.cost(call) for source in sources]
+    shares = Cost(trained=len(names) if len(names) > 1 else 0)
+    trained = sum(part.trained for part in (*parts, shares))
+    values = 2 * B * N * N * width
     own = Cost(
         forward=values,
         backward=(1 + (trained != 0)) * values,
-        elementwise_forward=weights * (SOFTMAX_FORWARD + causal),
-        elementwise_backward=weights * (SOFTMAX_BACKWARD + causal) if trained else 0,
-        # The weights; for the gradient of the logits, v and a byte for each entry of the causal mask
-        saved_bytes=itemsize * weights + (itemsize * B * N * width + (N * N if causal else 0) if trained else 0),
         decode=2 * B * N * width,
         state_bytes=itemsize * B * N * width,
     )
-    return added(_around(B, N, d, width, input_grad=input_grad, itemsize=itemsize), own, *parts)
-
-
-def _most(items: Sequence[Size]) -> Size:
-    """The size of the first axis of a sum of logits, each (B or 1, H, N, N)."""
-    return next((one for one in items if one != 1), 1)
-
-
-def _mixing(call: Call, items: Sequence[Size]) -> Cost:
-    """Cost of summing logits, each (B or 1, H, N, N), and of the shares."""
-    entries, shares = call.H * call.N**2, len(items) if call.shared else 0
-    forward = backward = 0
-    for i, one in enumerate(items[1:], 1):
-        before, both = _most(items[:i]), _most(items[: i + 1])
-        forward += both * entries
-        backward += both * entries * ((before != both) + (one != both))  # summed over the batch for logits without one
-    return Cost(
-        elementwise_forward=forward + SOFTMAX_FORWARD * shares,
-        elementwise_backward=backward + SOFTMAX_BACKWARD * shares,
-        saved_bytes=call.itemsize * shares,
-        trained=shares,
-    )
+    return added(_around(B, N, d, width, input_grad=input_grad, itemsize=itemsize), own, shares, *parts)
 
 
 # The closed form of each of `ortho.layers.hybrid.HEADS`.
@@ -473,13 +386,7 @@ def hybrid(
     split(heads, H)  # refuses what the layer refuses
     options: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     groups = [COSTS[kind](B, N, d, count, **options) for kind, count in heads.items() if count]
-    sums = (len(groups) - 1) * B * N * d
-    together = Cost(
-        elementwise_forward=sums,
-        elementwise_backward=sums if input_grad else 0,
-        saved_bytes=-itemsize * sums,  # x is kept once
-    )
-    return added(*groups, together)
+    return added(*groups)
 
 
 @checked
@@ -511,4 +418,4 @@ def cross_layer(
     values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
     pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
     whole = added(q, k, values, merged, pair * (N * M))
-    return replace(whole, frozen=frozen, output_bytes=0, **NOT_DERIVED)
+    return replace(whole, frozen=frozen, **NOT_DERIVED)

@@ -1,17 +1,16 @@
-"""Closed forms of blocks and whole models, and what a step of training holds in memory.
+"""Closed forms of blocks and whole models.
 
-The loss is not included: counts and `saved_bytes` end at what `forward` returns. An encoder reads its input as a whole,
+The loss is not included: counts end at what `forward` returns. An encoder reads its input as a whole,
 so its decoding costs are 0.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ortho._checks import checked, describe, expect, one_of
 from ortho._cost import Cost, linear_map
 from ortho._typing import Size
-from ortho.cost.counting import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD
 from ortho.cost.layers import NOT_DERIVED, added, cross_layer, hybrid, layer, positional_heads, stopped_layer
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
@@ -25,8 +24,7 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
     """Cost of `FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
     up, down = (linear_map(B, N, *sizes, bias=bias, itemsize=itemsize) for sizes in ((d, d_ff), (d_ff, d)))
-    kept = itemsize * B * N * (d + 2 * d_ff)  # x, and what goes into and comes out of the GELU
-    return up + down + Cost(elementwise_forward=B * N * d_ff, elementwise_backward=B * N * d_ff, saved_bytes=kept)
+    return up + down
 
 
 @checked
@@ -56,18 +54,9 @@ def mixture_of_experts(
     return Cost(**{**NOT_DERIVED, **products, "decode": B * token})
 
 
-@checked
-def layer_norm(B: Size, N: Size, d: Size, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """Cost of `torch.nn.LayerNorm(d)` on x (B, N, d) that needs a gradient."""
-    size = B * N * d
-    return Cost(
-        elementwise_forward=(LAYER_NORM_FORWARD + bias) * size,
-        elementwise_backward=(LAYER_NORM_BACKWARD + bias) * size,
-        # x, and each row's mean and 1/std, in float32 at least as on CUDA (the CPU's kernel has them in half precision)
-        saved_bytes=itemsize * size + 2 * max(itemsize, 4) * B * N,
-        trained=d + (d if bias else 0),
-        itemsize=itemsize,
-    )
+def _norm(d: Size, bias: bool) -> Cost:
+    """The parameters of `torch.nn.LayerNorm(d)`."""
+    return Cost(trained=d + (d if bias else 0))
 
 
 @checked
@@ -92,39 +81,20 @@ def block(
         raise TypeError("input_grad: expected in ortho.cost.layer alone; a block's attention always needs the gradient")
     kind: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
     own = kind if bias else {"itemsize": itemsize}  # not every layer takes `bias`
-    norm = layer_norm(B, N, d, **kind)
-    sums = 2 * B * N * d  # two residual sums forward; backward, the two gradients of each branch point are added
-    residuals = Cost(elementwise_forward=sums, elementwise_backward=sums)
-    return added(norm, layer(B, N, d, H, **own, **kwargs), norm, feed_forward(B, N, d, d_ff, **kind), residuals)
-
-
-class RecomputedCost(NamedTuple):
-    """FLOPs of a step's matrix products, and of those that are recomputed; bytes of activations that the forward pass
-    keeps, and at the peak, when one segment's have been recomputed."""
-
-    step: Any
-    again: Any
-    kept_bytes: Any
-    peak_bytes: Any
+    norm = _norm(d, bias)
+    return added(layer(B, N, d, H, **own, **kwargs), feed_forward(B, N, d, d_ff, **kind), norm, norm)
 
 
 @checked
-def recomputed(
-    B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any
-) -> RecomputedCost:
-    """Cost of `ortho.layers.recomputation.Recomputed` with L blocks; `kwargs` are `block`'s. PyTorch does not recompute
-    the last product of each segment, which nothing needs. With 0 segments nothing is recomputed, and all is kept."""
-    one = block(B, N, d, H, itemsize=itemsize, **kwargs)
-    whole = L * one.step
-    if not segments:
-        return RecomputedCost(whole, 0, L * one.saved_bytes, L * one.saved_bytes)
+def recomputed(B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any) -> Cost:
+    """Cost of `ortho.layers.recomputation.Recomputed` with L blocks, which it computes again in the backward pass;
+    `kwargs` are `block`'s. PyTorch leaves out the last product of each segment, which nothing needs. With 0 segments
+    nothing is computed twice."""
     expect(segments <= L, "segments", f"at most the {L} blocks", segments)
+    whole = block(B, N, d, H, itemsize=itemsize, **kwargs) * L
     d_ff = kwargs.get("d_ff") or 4 * d
-    again = L * one.forward - segments * 2 * B * N * d * d_ff
-    own, longest = itemsize * B * N * d, -(-L // segments)
-    # A segment's input is also what its first block keeps.
-    peak = (segments - 1) * own + longest * one.saved_bytes
-    return RecomputedCost(whole + again, again, segments * own, peak)
+    again = whole.forward - segments * 2 * B * N * d * d_ff if segments else 0
+    return whole + Cost(backward=again)
 
 
 @checked
@@ -143,17 +113,10 @@ def model(
 ) -> Cost:
     """Cost of `LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     _has_room("N", N, max_length)
-    places, sums = (0, 0) if max_length is None else (max_length, B * N * d)  # token + position
+    places = 0 if max_length is None else max_length
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, the tokens' vectors
-    ends = Cost(
-        elementwise_forward=sums,
-        # positions' gradient summed over the batch, tokens' scattered; the tied matrix's two gradients added
-        elementwise_backward=sums + B * N * d + vocab_size * d,
-        saved_bytes=itemsize * B * N * d + 8 * B * N,  # the read-out's input; the token indices
-        trained=places * d,
-    )
-    return added(one * L, layer_norm(B, N, d, bias=bias, itemsize=itemsize), read_out, ends)
+    return added(one * L, _norm(d, bias), read_out, Cost(trained=places * d))
 
 
 @checked
@@ -172,17 +135,9 @@ def text_encoder(
 ) -> Cost:
     """Cost of `TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
     _has_room("N", N, max_length)
-    norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
-    embeddings = Cost(
-        elementwise_forward=2 * B * N * d,  # tokens + segments + places
-        elementwise_backward=3 * B * N * d,  # two scattered, one summed over the batch
-        saved_bytes=2 * 8 * B * N,  # the indices
-        trained=(vocab_size + num_segments + max_length) * d,
-        itemsize=itemsize,
-    )
-    pooler = _of_first(B, N, d, d, itemsize)
-    tanh = Cost(elementwise_forward=B * d, elementwise_backward=B * d, saved_bytes=itemsize * B * d)
-    return added(embeddings, norm, _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler, tanh)
+    embeddings = Cost(trained=(vocab_size + num_segments + max_length) * d, itemsize=itemsize)
+    pooler = _of_first(B, d, d, itemsize)
+    return added(embeddings, _norm(d, True), _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler)
 
 
 @checked
@@ -209,16 +164,10 @@ def vision_transformer(
     patches = image_size**2 // patch_size**2
     N = 1 + patches
     patch_map = linear_map(B, patches, numbers, d, bias=True, input_grad=False, itemsize=itemsize)
-    embeddings = Cost(
-        elementwise_forward=B * N * d,  # places
-        elementwise_backward=B * N * d + B * d,  # summed over the batch: places' and the class token's
-        saved_bytes=itemsize * B * patches * numbers,
-        trained=(1 + N) * d,  # class token, places
-    )
-    norm = layer_norm(B, N, d, bias=True, itemsize=itemsize)
+    own = Cost(trained=(1 + N) * d)  # class token, places
     blocks = _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs)
-    head = _of_first(B, N, d, num_classes, itemsize)
-    return added(replace(patch_map, decode=0), embeddings, blocks, norm, head)
+    head = _of_first(B, d, num_classes, itemsize)
+    return added(replace(patch_map, decode=0), own, blocks, _norm(d, True), head)
 
 
 def _has_room(name: str, length: Size, max_length: Size | None) -> None:
@@ -232,10 +181,10 @@ def _encoder(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
     return replace(block(*sizes, bias=True, **kwargs) * L, decode=0, state_bytes=0)
 
 
-def _of_first(B: Size, N: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
-    """Cost of a linear map of the first of N tokens. All of them are kept, as autograd keeps a view's whole storage."""
+def _of_first(B: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
+    """Cost of a linear map of the first token."""
     made = linear_map(B, 1, d, outputs, bias=True, itemsize=itemsize)
-    return replace(made, decode=0, saved_bytes=itemsize * B * N * d)
+    return replace(made, decode=0)
 
 
 COSTS: Mapping[Any, Callable[..., Cost]] = {
@@ -306,15 +255,3 @@ def _settings(name: str, H: Size, settings: Mapping[str, Any] | None) -> dict[st
 
 def _names(classes: Mapping[Any, Any]) -> str:
     return " or ".join(one.__name__ for one in classes)
-
-
-@checked
-def step_memory(cost: Cost) -> dict[str, Any]:
-    """Bytes in memory during a training step with AdamW, by part, if all numbers have the size that `cost` assumes."""
-    return {
-        "trained weights": cost.itemsize * cost.trained,
-        "frozen weights": cost.itemsize * cost.frozen,
-        "gradients": cost.itemsize * cost.trained,
-        "moments": cost.optimiser_bytes,
-        "activations": cost.saved_bytes,
-    }

@@ -22,7 +22,6 @@ from ortho import _checks
 from ortho._checks import checked, no_autocast
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho._weights import new_bias, new_weight
-from ortho.attention.indexing import indexing
 
 
 class FeedForward(nn.Module):
@@ -179,7 +178,6 @@ class MixtureOfExperts(nn.Module):
         y = (self._all if self.form == "reference" else self._picked)(x, routing, gates)
         return (y, routing) if return_routing else y
 
-    @indexing()
     def _has_room(self, experts: Int[Tensor, "B N k"]) -> Bool[Tensor, "B N k"]:
         if self.capacity_factor is None:
             return torch.ones_like(experts, dtype=torch.bool)
@@ -195,8 +193,7 @@ class MixtureOfExperts(nn.Module):
 
     def _all(self, x: Float[Tensor, "B N d"], routing: Routing, gates: Tensor) -> Float[Tensor, "B N d"]:
         outputs = torch.stack([self._expert(x, e) for e in range(self.num_experts)], -2)  # (B, N, E, d)
-        with indexing():
-            picked = routing.experts[..., None] == torch.arange(self.num_experts, device=x.device)  # (B, N, k, E)
+        picked = routing.experts[..., None] == torch.arange(self.num_experts, device=x.device)  # (B, N, k, E)
         weights = (gates[..., None] * picked).sum(-2)
         return (weights[..., None] * outputs).sum(-2)
 
@@ -204,9 +201,8 @@ class MixtureOfExperts(nn.Module):
         tokens, weights = x.flatten(0, 1), gates.flatten()
         y = torch.zeros_like(tokens)
         for number in range(self.num_experts):
-            with indexing():
-                pairs = (routing.kept & (routing.experts == number)).flatten().nonzero()[:, 0]
-                rows = pairs // self.top_k
+            pairs = (routing.kept & (routing.experts == number)).flatten().nonzero()[:, 0]
+            rows = pairs // self.top_k
             if len(rows):
                 output = self._expert(tokens.index_select(0, rows), number)
                 y = y.index_add(0, rows, weights.index_select(0, pairs)[:, None] * output)

@@ -13,9 +13,10 @@ import torch
 
 from ortho import _checks
 from ortho._checks import checked
+from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, Tensor
 from ortho.attention.linear.favor import RandomFeatureMap, exponentials
-from ortho.attention.linear.linear_attention import Features, MapCost, kernel_mechanism
+from ortho.attention.linear.linear_attention import Features, kernel_mechanism
 from ortho.attention.scores import root_scale
 
 Queries = Float[Tensor, "*batch N K"]  # scaled
@@ -182,21 +183,20 @@ def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
 class Fit(NamedTuple):
     """How parameters are fitted to queries and keys, and the cost of that per sequence.
 
-    products: FLOPs, as multiples of K^2 for each query and key, and of K^3. elementwise: scalar operations, as
-    multiples of K for each query and key, and of K^2, K and 1. turned: whether the fit has its own axes for the rows.
+    products: FLOPs, as multiples of K^2 for each query and key, and of K^3. turned: whether the fit has its own axes
+    for the rows.
     """
 
     function: Callable[..., DenseParameters]
     products: tuple[int, int]
-    elementwise: tuple[int, int, int, int]
     turned: bool = False
 
 
 FITS = {
-    "gerf": Fit(gerf, (0, 0), (3, 1, 4, 17)),
-    "saderf": Fit(saderf, (0, 0), (6, 3, 12, 17)),
-    "aderf": Fit(aderf, (2, 45), (1, 13, 13, 24)),
-    "sderf": Fit(sderf, (2, 9), (1, 7, 14, 0), turned=True),
+    "gerf": Fit(gerf, (0, 0)),
+    "saderf": Fit(saderf, (0, 0)),
+    "aderf": Fit(aderf, (2, 45)),
+    "sderf": Fit(sderf, (2, 9), turned=True),
 }
 
 
@@ -260,29 +260,16 @@ class DenseExponentialFeatures(RandomFeatureMap):
         half = (k @ R.mT).square().sum(-1, keepdim=True) / 2
         return exponentials(q @ rows_q.mT + bias, k @ rows_k.mT, half)
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
         mapped = 2 * G * (N + M) * K * m + 2 * G * M * K * K  # projections, and the keys' quadratic form
         given = self.parameters
-        fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), (0, 0, 0, 0), given.axes is not None)
+        fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), given.axes is not None)
         sets = 1 if given is not None and given.a.dim() == 1 else G  # one for all sequences, or one for each
         products = fit.products[0] * G * (N + M) * K * K + fit.products[1] * G * K**3
-        of_tokens, square, linear, once = fit.elementwise
-        return MapCost(
+        return Cost(
             # The rows, turned, for q, and for k; the bias.
             forward=mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
             backward=mapped,
-            # x and y; B_q, B_k and R from their roots; the bias. Per feature of a query the bias, maximum, sum and exp,
-            # of a key all but the bias; its quadratic form, its half, the lift and log_k
-            elementwise_forward=G * (N + M) * K
-            + sets * K * (3 * K + 5)
-            + m * (K * (sets if fit.turned else 1) + sets)
-            + G * (4 * N + 3 * M) * m
-            + G * M * (2 * K + 4)
-            + of_tokens * G * (N + M) * K
-            + G * (square * K * K + linear * K + once),
-            elementwise_backward=G * (N + M) * m + G * M * ((m if m != 1 else 0) + 2 + 4 * K),
-            saved=sets * K * K + G * M * K + 2 * sets * m * K,
-            keeps_features=True,
         )
 
     def _parameters(self, x: Tensor, y: Tensor, hidden_x: Tensor | None, hidden_y: Tensor | None) -> DenseParameters:
@@ -318,9 +305,8 @@ class ExpectedExponentialFeatures(DenseExponentialFeatures):
         given = DenseExponentialFeatures(parameters=isotropic(a, K), features=self.rows(q))
         return given(q, k, scale=scale, **positions)
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        given = DenseExponentialFeatures(parameters=isotropic(torch.zeros(()), 1)).cost(G, N, M, K, m)
-        return given._replace(elementwise_forward=given.elementwise_forward + K * K + 13)  # B; a
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
+        return DenseExponentialFeatures(parameters=isotropic(torch.zeros(()), 1)).cost(G, N, M, K, m)
 
 
 MECHANISMS = (

@@ -12,7 +12,7 @@ from ortho import _checks
 from ortho._checks import attention_form
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import masked_softmax, scaled
 
 
@@ -80,20 +80,10 @@ def efficient_cost(call: CostedCall) -> Cost:
     """
     if call.causal:
         raise ValueError("causal: expected False (`efficient-causal` serves causal calls), got True")
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    rows, held = G * N, call.held_keys()
-    if call.form == "fast":
-        memory = G * K * V
-        products, kept = product(2 * rows * K * V, 1 + reach), 2 * rows * K + reach * (rows * V + memory)
-        held = replace(held, decode=2 * (N + 1) * memory)
-    else:
-        products, kept = call.attending(rows * N), rows * N + reach * rows * (2 * K + V)
-    softmaxes = Cost(
-        elementwise_forward=2 * SOFTMAX_FORWARD * rows * K,
-        elementwise_backward=reach * 2 * SOFTMAX_BACKWARD * rows * K,
-        saved_bytes=item * kept,
-    )
-    return products + held + softmaxes
+    (G, N, K, V), held = call.sizes, call.held_keys()
+    if call.form == "reference":
+        return call.attending(G * N * N) + held
+    return product(2 * G * N * K * V, 1 + call.reach) + replace(held, decode=2 * (N + 1) * G * K * V)
 
 
 MECHANISM = Mechanism(

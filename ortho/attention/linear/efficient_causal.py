@@ -14,12 +14,9 @@ import torch
 from ortho import _checks
 from ortho._checks import Kernel, attention_form, carried, once
 from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import (
-    LOG_SUM_FORWARD,
-    SOFTMAX_BACKWARD,
-    SOFTMAX_FORWARD,
     CostedCall,
     Mechanism,
     closed_form,
@@ -130,50 +127,16 @@ def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     """
     if not call.causal:
         raise ValueError("causal: expected True, got False")
-    if call.form == "reference":
-        return _materialised(call)
     (G, N, K, V), item = call.sizes, call.item
+    if call.form == "reference":
+        held = Cost(decode=2 * G * N * V, state_bytes=call.itemsize * G * N * (K + V))
+        return product(G * N * N * V, 1 + call.reach) + held
     width, number = power_chunks(N, chunk)
-    core = call._replace(qk_grad=True).by(gla_cost, chunk=chunk)
-    # The softmax of q, the running sums, differences from them, exp
-    ahead = G * K * ((SOFTMAX_FORWARD + 3) * N + LOG_SUM_FORWARD * (N + 1))
-    core = replace(core, elementwise_forward=core.elementwise_forward + ahead, state_bytes=item * G * K * (V + 1))
-    if not call.qk_grad:
-        return _of_values(core, call, width, number)
-    again = int(number * width != N)  # shares are kept a second time, padded past the end
-    # Backward through the running sums and the softmax of q; exp, signs, sums
-    back = G * K * ((13 + 2 * LOG_SUM_FORWARD) * (N + 1) + (SOFTMAX_BACKWARD + 6) * N + 2)
-    return replace(
-        core,
-        elementwise_backward=core.elementwise_backward + back,
-        saved_bytes=core.saved_bytes + item * G * K * (3 * N + 2 + again * N),
-    )
-
-
-def _materialised(call: CostedCall) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    pairs, rows = G * N * N, G * N
-    sums = 2 * int(N != 1)  # autograd leaves them out over axes of length 1
-    return product(pairs * V, 1 + reach) + Cost(
-        # Blocked before and after; times the shares of q, summed over the features
-        elementwise_forward=pairs * K * (SOFTMAX_FORWARD + 4) + SOFTMAX_FORWARD * rows * K,
-        elementwise_backward=reach * (pairs * K * (SOFTMAX_BACKWARD + 4 + sums) + SOFTMAX_BACKWARD * rows * K),
-        saved_bytes=item * pairs + reach * (item * (2 * pairs * K + rows * (K + V)) + N * N),
-        decode=2 * rows * V,
-        state_bytes=call.itemsize * rows * (K + V),
-    )
-
-
-def _of_values(core: Cost, call: CostedCall, C: Size, n: Size) -> Cost:
-    """`core` with the fast form's backward pass, through n chunks of C, if a gradient reaches only the values."""
-    G, _, K, V = call.sizes
-    later, several = n - 1, int(n != 1)  # chunks that read what earlier ones have written
-    return replace(
-        core,
-        backward=2 * G * n * C * C * V + 4 * G * later * C * K * V,
-        elementwise_backward=G * later * C * V + 2 * G * K * V * (later - 1) * several,
-        saved_bytes=call.item * G * (n * C * C + n * C * K * (1 + several) + n * K * several),
-    )
+    core = replace(call._replace(qk_grad=True).by(gla_cost, chunk=chunk), state_bytes=item * G * K * (V + 1))
+    if call.qk_grad:
+        return core
+    # Values alone: within the chunks, and from chunks to later ones.
+    return replace(core, backward=2 * G * number * width**2 * V + 4 * G * (number - 1) * width * K * V)
 
 
 MECHANISM = Mechanism(

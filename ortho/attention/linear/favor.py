@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ortho._checks import checked
-from ortho._cost import quotient
+from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
+from ortho.attention.linear.linear_attention import FeatureMap, Features, kernel_mechanism
 from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
 
@@ -120,18 +120,9 @@ class PositiveFeatures(RandomFeatureMap):
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
         return exponentials(*self.projected(q, k, scale))
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
         products = 2 * G * (N + M) * K * m
-        return MapCost(
-            forward=products,
-            backward=products,
-            # the scaled rows; |k|^2 and its half; per feature the maximum, sum and exp; the lift and log_k
-            elementwise_forward=m * K + G * M * (2 * K + 1) + 3 * G * (N + M) * m + 3 * G * M,
-            # exp; the lift's sum, its sign, the half; two products with k and two sums of gradients
-            elementwise_backward=G * (N + M) * m + G * M * ((m if m != 1 else 0) + 2 + 4 * K),
-            saved=m * K + G * M * K,
-            keeps_features=True,
-        )
+        return Cost(forward=products, backward=products)
 
 
 def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
@@ -155,11 +146,6 @@ class HyperbolicFeatures(PositiveFeatures):
     def rows(self, x: Tensor) -> Tensor:
         return mirrored(super().rows(x))
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        cost = super().cost(G, N, M, K, m)
-        # plus the sign of the mirrored rows
-        return cost._replace(elementwise_forward=cost.elementwise_forward + quotient(m, 2) * K)
-
 
 class TrigonometricFeatures(RandomFeatureMap):
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007): weights may be negative."""
@@ -173,18 +159,10 @@ class TrigonometricFeatures(RandomFeatureMap):
         waves_q, waves_k = (torch.cat([x.sin(), x.cos()], -1) for x in (q, k))
         return Features(waves_q, waves_k * lift, half.detach()[..., 0])
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
         rows = quotient(m, 2)
         products = 2 * G * (N + M) * K * rows
-        return MapCost(
-            forward=products,
-            backward=products,
-            # the scaled rows; |k|^2, its half and the lift; sine and cosine; the keys' waves times the lift
-            elementwise_forward=rows * K + G * M * (2 * K + 3) + 2 * G * (N + M) * rows + 2 * G * M * rows,
-            elementwise_backward=6 * G * (N + M) * rows + G * M * (6 * rows + 2 + 4 * K),
-            saved=rows * K + G * M * (K + 1) + G * (N + M) * rows + 2 * G * M * rows,
-            keeps_features=False,
-        )
+        return Cost(forward=products, backward=products)
 
 
 MECHANISMS = (

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from ortho import _checks
 from ortho._checks import checked, transformed
 from ortho._typing import Size, Tensor
-from ortho.attention.linear.linear_attention import FeatureMap, Features, MapCost, kernel_mechanism
+from ortho.attention.linear.linear_attention import FeatureMap, Features, kernel_mechanism
 from ortho.attention.scores import root_scale, scaled
 
 RELU_FLOOR = 1e-3  # what Choromanski et al. add to their ReLU features, so that no row is without weight
@@ -22,10 +22,6 @@ HORIZON = 4096
 
 class _Elementwise(FeatureMap):
     """One function applied to each number of queries and keys, after scaling by `scale`, which is 1 by default."""
-
-    # Per number: scalar operations forward and backward, and numbers that autograd keeps besides the features.
-    operations = (0, 0, 0)
-    keeps_features = False
 
     def function(self, x: Tensor) -> Tensor:
         """phi(x), of the shape of x."""
@@ -37,11 +33,6 @@ class _Elementwise(FeatureMap):
 
     def width(self, K: Size) -> Size:
         return K
-
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        numbers = G * (N + M) * K
-        forward, backward, saved = (count * numbers for count in self.operations)
-        return MapCost(0, 0, forward, backward, saved, self.keeps_features)
 
 
 class _EluPlusOneFunction(Function):
@@ -63,9 +54,6 @@ class _EluPlusOneFunction(Function):
 class EluPlusOne(_Elementwise):
     """elu(x) + 1: x + 1 for positive x, exp(x) for others (Katharopoulos et al. 2020, arXiv:2006.16236, equation 7)."""
 
-    operations = (4, 2, 0)  # two clamps, exp, sum; clamp, product
-    keeps_features = True
-
     def function(self, x: Tensor) -> Tensor:
         if transformed():
             return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
@@ -74,8 +62,6 @@ class EluPlusOne(_Elementwise):
 
 class Relu(_Elementwise):
     """ReLU(x) + 0.001 (Choromanski et al. 2021, arXiv:2009.14794, section 4: generalised attention)."""
-
-    operations = (2, 1, 1)  # ReLU, sum; ReLU; its result
 
     def function(self, x: Tensor) -> Tensor:
         return torch.relu(x) + RELU_FLOOR
@@ -89,8 +75,6 @@ class Exp(_Elementwise):
     divided by its total instead, so the attention can be causal.
     """
 
-    operations = (3, 1, 0)  # maximum, subtract, exp; product
-    keeps_features = True
     scales_keys = True
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
@@ -142,11 +126,6 @@ class CosFormer(FeatureMap):
     def width(self, K: Size) -> Size:
         return 2 * K
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        numbers, tokens = G * (N + M) * K, N + M
-        # Positions, their angles, cosines and sines; ReLU, two products. Backward two products, their sum, ReLU.
-        return MapCost(0, 0, 4 * tokens + 3 * numbers, 4 * numbers, numbers + 2 * tokens, False)
-
 
 class Taylor(FeatureMap):
     r"""$\sum_{n \le p} t^n / n!$ in $t = q^T k / \sqrt{K}$, from n-fold outer products of the queries and the keys.
@@ -176,23 +155,11 @@ class Taylor(FeatureMap):
     def width(self, K: Size) -> Size:
         return sum(K**n for n in range(self.order + 1))
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        rows, outer = G * (N + M), range(2, self.order + 1)
-        several = 0 if K == 1 else 1  # a gradient's sum over a broadcast axis is left out where its length is 1
-        # Per outer product a product and a division; backward a division, two products, two sums.
-        forward = K + sum(2 * K**n for n in outer)
-        # Sums of the partial gradients: for x, one for each outer product and one for x as a feature itself.
-        partial = sum(K**n for n in outer[:-1]) + self.order * K if outer else 0
-        backward = K + sum((3 + 2 * several) * K**n for n in outer) + partial
-        kept = K + sum(K**n for n in outer[:-1]) if outer else 0
-        return MapCost(0, 0, rows * forward, rows * backward, rows * kept, False)
-
 
 class Cosine(_Elementwise):
     r"""$\cos(x)$, which texts give as cosFormer. Its weights $\sum_l \cos q_l \cos k_l$ may be negative."""
 
     weights = "signed"
-    operations = (1, 3, 1)  # cosine; sine, product, sign; x
 
     def function(self, x: Tensor) -> Tensor:
         return x.cos()
@@ -208,8 +175,6 @@ class Powers(_Elementwise):
     def __init__(self, order: int = 2) -> None:
         self.order = order
         self.weights = "signed" if order % 2 else "positive"  # 1 + t + ... + t^p has no real zero for even p
-        # A power each; backward three products and a sum each, except for the constant; x.
-        self.operations = (order + 1, 4 * order, 1)
 
     def __repr__(self) -> str:
         return f"Powers(order={self.order})"

@@ -37,22 +37,6 @@ class Features(NamedTuple):
     log_k: Float[Tensor, "*batch M"] | None = None
 
 
-class MapCost(NamedTuple):
-    """What a feature map adds to a call.
-
-    forward, backward: FLOPs of matrix products. elementwise_forward, elementwise_backward: scalar operations outside
-    them. saved: numbers that autograd keeps besides the features. keeps_features: whether the map's backward pass
-    reads the features that it made.
-    """
-
-    forward: Size
-    backward: Size
-    elementwise_forward: Size
-    elementwise_backward: Size
-    saved: Size
-    keeps_features: bool
-
-
 class FeatureMap(ABC):
     r"""`map(q, k)` gives the `Features` of q (..., N, K) and k (..., M, K), which may be mapped differently.
 
@@ -88,9 +72,10 @@ class FeatureMap(ABC):
     def width(self, K: Size) -> Size:
         """The number m of features of a K-wide query or key."""
 
-    @abstractmethod
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> MapCost:
-        """The cost of mapping the N queries and M keys, K wide, of each of G sequences to m features."""
+    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
+        """The products of mapping the N queries and M keys, K wide, of each of G sequences to m features; none if the
+        map works number by number."""
+        return Cost()
 
 
 @checked(values=False)
@@ -283,89 +268,31 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
         raise ValueError("causal: expected False with a feature map that looks at the whole sequence, got True")
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
     scaled, reach = int(feature_map.scales_keys), call.reach
-    m, behind = feature_map.width(K) if m is None else m, 0
-    if not fast:
-        rest = _materialised(call, m, scaled)
-    elif not call.causal or N == 1:
-        rest = _at_once(call, m, scaled)
-    else:
-        width, number = equal_chunks(N, chunk)
-        rest, behind = _in_chunks(call, m, width, number, scaled), width * number - N
+    m = feature_map.width(K) if m is None else m
     mapped = feature_map.cost(G, N, N, K, m)
-    # The features are kept once, or twice if the kernel keeps a copy, padded past the end, and the map keeps its own.
-    twice = 2 * G * N * m if behind and mapped.keeps_features else 0
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
     gathered = 2 * G * m * (V + scaled) * (1 if recurrent else N)
     state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
-    return rest + Cost(
+    return _products(call, m, chunk, scaled) + Cost(
         forward=mapped.forward,
         backward=reach * mapped.backward,
-        elementwise_forward=mapped.elementwise_forward,
-        elementwise_backward=reach * mapped.elementwise_backward,
-        saved_bytes=reach * item * (mapped.saved + twice),
         decode=decoded + (gathered + 2 * G * m * (V + 1) if fast else 2 * G * N * (m + V)),
         state_bytes=state if recurrent else call.itemsize * G * N * (K + V),
     )
 
 
-# Below, m is the number of features, and flags are 0 or 1.
-
-
-def _materialised(call: CostedCall, m: Size, scaled: int) -> Cost:
-    (G, N, _, V), causal, reach, item = call.sizes, int(call.causal), call.reach, call.item
-    rows, pairs = G * N, G * N * N
-    scales = pairs if causal else rows  # exp(s_j - max): one for all rows, unless they see different keys
-    # Autograd leaves out a gradient's sum over a broadcast axis of length 1.
-    division_backward = rows * (5 * V + 1) + (rows * V if V != 1 else 0)
-    return call.attending(pairs, m) + Cost(
-        elementwise_forward=pairs * (1 + causal)  # row sums; blocked entries
-        + rows * (V + 3)  # divisors, quotients
-        + scaled * (pairs + (3 + causal) * scales),  # the product with the scales; blocked, maximum, subtract, exp
-        elementwise_backward=pairs * (1 + causal + scaled) + division_backward if reach else rows * V,
-        saved_bytes=item * (pairs + rows)  # weights and totals; if gradients reach them, also all they come from
-        + reach * (item * (rows * (2 * m + 2 * V) + scaled * scales) + rows + causal * N * N),
-    )
-
-
-def _at_once(call: CostedCall, m: Size, scaled: int) -> Cost:
-    (G, N, _, V), reach, item = call.sizes, call.reach, call.item
-    rows, memory = G * N, G * m * (V + 1)
-    # gather and read S; read z; with scales, gather z
-    products = product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
-    return products + Cost(
-        forward=2 * rows * m * scaled,
-        elementwise_forward=(1 - scaled) * (rows + G) * m  # z
-        + rows * (3 + V)  # divisors, quotients
-        + scaled * (rows * (3 + V) + memory + 3 * G),  # maximum, subtract, exp; products with values and memory
-        elementwise_backward=rows * (3 * V + 4) + scaled * rows * V + reach * (2 * m + scaled * V) * rows,
-        saved_bytes=item * (rows * (2 * m + V + 1 + scaled) + memory),
-        output_bytes=item * rows * V,
-    )
-
-
-def _in_chunks(call: CostedCall, m: Size, width: Size, number: Size, scaled: int) -> Cost:
-    (G, N, _, V), reach, item = call.sizes, call.reach, call.item
-    rows, memory = G * number * width, G * number * m * (V + 1)  # with the padding past the end
-    pairs = rows * width
-    # In the chunk: weights, outputs. Memories: gather and read S, read z; with scales, gather z by a product too.
-    products = call.attending(pairs, m) + product(2 * rows * m * V, 1 + reach) + product(rows * m, 1)
-    return products + Cost(
-        forward=2 * rows * m * scaled,
-        elementwise_forward=(1 - scaled) * rows * m  # z
-        + memory
-        + pairs  # totals within the chunk
-        + rows * (V + 4)  # plus those from earlier chunks; divisors, quotients
-        # Running maximum; subtract and exp for three scales and the fades, blocked; products with the weights, the
-        # values, the memories, and what is read; the peak
-        + scaled * (G + rows + 4 * pairs + rows * (5 + 2 * V) + 2 * G * number + memory + G * N + G),
-        elementwise_backward=rows * (3 * V + 4)
-        + memory
-        + scaled * (memory + rows * (2 * V + 1))
-        + reach * (2 * rows * m + scaled * (pairs + rows * (2 * V + 1))),
-        saved_bytes=item * (rows * (2 * m + V + 1) + pairs + memory + scaled * (pairs + 2 * rows + G * number)),
-        output_bytes=item * rows * V,
-    )
+def _products(call: CostedCall, m: Size, chunk: int, scaled: int) -> Cost:
+    """The products with m features; `scaled`, 0 or 1, says whether z is gathered by a product, too."""
+    (G, N, _, V), reach = call.sizes, call.reach
+    if call.form == "reference":
+        return call.attending(G * N * N, m)
+    in_chunks = call.causal and N != 1
+    width, number = equal_chunks(N, chunk) if in_chunks else (N, 1)
+    rows = G * number * width  # with the padding past the end
+    # The memory: gather and read S, read z; with scales, gather z. In a chunk: weights, outputs.
+    memory = product(2 * rows * m * V, 1 + reach) + product(rows * m, 1) + Cost(forward=2 * rows * m * scaled)
+    return memory + call.attending(rows * width, m) if in_chunks else memory
 
 
 def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:

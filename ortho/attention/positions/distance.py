@@ -10,9 +10,9 @@ from math import sqrt
 
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, closed_form
+from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
-from ortho.attention.softmax.tiling import TILE, Span, tile_sums, tiled_attention
+from ortho.attention.softmax.tiling import TILE, Span, tile_pairs, tiled_attention
 
 
 def distance_attention_reference(
@@ -72,30 +72,8 @@ def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
 
     `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the whole batch shares them.
     """
-    (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
-    causal, reach = call.causal, call.reach
-    rows, sets = G * N, G if gated else call.H  # sets of depths
-    pairs_grad, far = int(reach or gated), int(not causal)  # far: absolute values are taken
-    t = tile_sums(N, tile if fast else N, causal and fast)
-    blocked = t.blocked if fast else int(causal)
-    scaled = rows * K if fast else G * t.pairs
-    # distances, and their absolute values; subtract, block, softmax
-    once = t.pairs * (sets * (1 + far) + G * (1 + blocked + SOFTMAX_FORWARD))
-    backward = reach * scaled
-    if pairs_grad:
-        backward += G * t.pairs * (SOFTMAX_BACKWARD + blocked)
-    if gated:
-        # Signs of the distance and of the queries' part, a sign and a product for the absolute value; sums over keys
-        # and over queries, unless there is only one. The two parts added, and summed over tokens.
-        backward += G * (t.pairs * (4 + 2 * far) - t.lone) + rows * (1 + int(N != 1))
-    if fast:  # the forward pass again; each tile's gradients added to the others'
-        backward += once + G * t.keys * V + t.number * rows * 2 * (K * reach + int(gated))
-        saved = item * rows * (2 * K + V) + 8 * sets * N
-    else:
-        saved = item * (G * t.pairs + reach * 2 * rows * K + pairs_grad * rows * V)
-        saved += (N * N if causal and pairs_grad else 0) + (8 * G * t.pairs if gated and far else 0)
+    (G, N, K, V), fast, reach = call.sizes, call.form == "fast", call.reach
+    pairs = G * tile_pairs(N, tile if fast else N, call.causal and fast)
     # The fast form computes scores again.
-    products = product(G * t.pairs * V, 1 + pairs_grad) + product(G * t.pairs * K, 2 * reach + int(fast))
-    held = call.held_keys() + Cost(state_bytes=item * rows if gated else 0)
-    counted = Cost(elementwise_forward=scaled + sets * N + once, elementwise_backward=backward, saved_bytes=saved)
-    return products + held + counted
+    products = product(pairs * V, 1 + int(reach or gated)) + product(pairs * K, 2 * reach + int(fast))
+    return products + call.held_keys() + Cost(state_bytes=call.item * G * N if gated else 0)

@@ -28,15 +28,13 @@ from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
 from ortho.attention.mechanism import (
-    SOFTMAX_BACKWARD,
-    SOFTMAX_FORWARD,
     CostedCall,
     Mechanism,
     causal_pairs,
     closed_form,
 )
-from ortho.attention.scores import blocked_pairs, masked_softmax, unit, unit_cost
-from ortho.attention.softmax.tiling import Span, tile_sums, tiled_attention
+from ortho.attention.scores import blocked_pairs, masked_softmax, unit
+from ortho.attention.softmax.tiling import Span, tile_pairs, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
 
 # On a CPU with heads of width 64, blocks of 128 were fastest from N = 2048 on, and blocks of 64 at N = 512.
@@ -300,36 +298,24 @@ def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: 
     D = K if bias_width is None else bias_width
     rows = G * N
     rest = _blocks(call, D, bias, block) if call.form == "fast" and N != 1 else _steps(call, D, bias)
-    scaled = rows * (D + K * bias)  # queries: those of the bias, those of the content
-    rest += Cost(
-        elementwise_forward=scaled,
-        elementwise_backward=scaled if call.reach else rows * D * bias,
+    return rest + Cost(
         # earlier keys are reflected, then all keys are scored; the content; the values
         decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
         state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
     )
-    return rest + unit_cost(rows, D, rows, item)
 
 
 # Below, D is the width of the reflected vectors, bias says that content is added, and flags are 0 or 1.
 
 
 def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
-    (G, N, K, V), reach, item = call.sizes, call.reach, call.item
-    rows, pairs, upto = G * N, G * N * N, G * causal_pairs(N)
-    before, grad = upto - rows, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
+    (G, N, K, V), reach = call.sizes, call.reach
+    pairs, upto = G * N * N, G * causal_pairs(N)
+    before, grad = upto - G * N, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
     # A key's component along each later w, and that times w; scores; values; the content
     products = product(2 * before * D) + product(upto * D, 1 + grad)
     products += product(pairs * V) + product(bias * pairs * K, 2 * reach)
-    return products + Cost(
-        # b w, and subtracting its multiples from the keys; block, softmax, the content added
-        elementwise_forward=D * (rows + before) + pairs * (1 + SOFTMAX_FORWARD + bias),
-        # a sign and two sums of gradients for each key and step; products, sum over channels, w's two gradients added
-        elementwise_backward=pairs * (1 + SOFTMAX_BACKWARD) + 3 * D * before + rows * D * (3 + int(D != 1)),
-        # keys of all steps and their components along w; b, w, b w, and the queries; weights and values; the content's
-        saved_bytes=item * (D * (before + grad * rows) + before + rows * (3 * D + 1 + V + 2 * K * bias * reach) + pairs)
-        + N * N,  # the blocked pairs, a byte each
-    )
+    return products
 
 
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
@@ -341,36 +327,19 @@ def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
         forward=products,
         # Twice each product, except the system, which takes another system and a product
         backward=2 * products + n * C**3 - (1 - grad) * 8 * n * C * C * D,
-        elementwise_forward=n * (2 * C * C + 2 * C * D + D * D),  # the system, three differences and the identity's
-        # The system's own entries, signs, and sums of gradients where a matrix is used again
-        elementwise_backward=n * (C * C * (8 + int(C != 1)) + 9 * C * D + D * D + C + grad * 4 * C * D),
-        # Six C x C; q, k, w, and two more C x D; strengths
-        saved_bytes=call.item * n * C * (6 * C + 5 * D + 1),
     )
     return blocks + _tiles(call, D, bias, C, T)
 
 
 def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
     (G, _, K, V), reach = call.sizes, call.reach
-    t, rows = tile_sums(T * C, C, True), G * T * C
-    pairs = G * t.pairs
+    pairs = G * tile_pairs(T * C, C, True)
     apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; blocks crossed in between:
     crossed = (causal_pairs(T - 1) - (T - 1)) * G
     scores = 2 * C * D * (C * apart + D * crossed) + 2 * pairs * K * bias
-    again = pairs * (1 + SOFTMAX_FORWARD + bias)  # block, softmax, the content added
     return Cost(
         forward=scores + 2 * pairs * V,
         backward=3 * scores - 4 * pairs * K * bias * (1 - reach) + 4 * pairs * V,  # scores again; dV and dP
-        elementwise_forward=again,
-        # Weights and values; queries that are used and moved; each tile's gradients added to the others'
-        elementwise_backward=again
-        + pairs * (1 + SOFTMAX_BACKWARD)
-        + G * t.keys * V
-        + crossed * C * D
-        + rows * (T * C + 2 * (T - 1) * D + 2 * T * K * bias * reach)
-        + (T - 2 if T != 1 else 0) * G * T * D * D,
-        # Values, scores, moved queries and keys, products, the content's
-        saved_bytes=call.item * (rows * (V + C + 2 * D + 2 * K * bias) + G * T * D * D),
     )
 
 

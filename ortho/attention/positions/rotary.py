@@ -10,9 +10,8 @@ import torch
 
 from ortho import _checks
 from ortho._checks import checked, past_length, upcast
-from ortho._cost import Cost, quotient
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
 
 BASE = 10000.0
@@ -111,21 +110,6 @@ def _turned(
     return turned(q, k, past_length(state), base)
 
 
-@closed_form
-def rotary_cost(call: CostedCall) -> Cost:
-    """Closed-form cost of one self-attention call: softmax attention, and turning q and k."""
-    (G, N, K, V), reach = call.sizes, call.reach
-    planes, rows = quotient(K, 2), G * N
-    return call.by(softmax_cost) + Cost(
-        # angles, cosines and sines; four products and two sums for q and k
-        elementwise_forward=3 * N * planes + 2 * 6 * rows * planes,
-        elementwise_backward=reach * 2 * 7 * rows * planes,  # the same and a sign
-        saved_bytes=reach * 2 * call.item * N * planes,
-        # The kernel lays out its output like the turned queries, with heads apart, and keeps it.
-        output_bytes=call.itemsize * rows * V if call.form == "fast" else 0,
-    )
-
-
 MECHANISM = Mechanism(
     name="rotary",
     family="positions",
@@ -133,5 +117,5 @@ MECHANISM = Mechanism(
     reference=rotary_attention_reference,
     fast=rotary_attention,
     positional=True,
-    cost=rotary_cost,
+    cost=softmax_cost,  # turning q and k takes no product,
 )

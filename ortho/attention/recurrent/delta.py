@@ -19,7 +19,6 @@ from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks, flat, tiles
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
-from ortho.attention.scores import unit_cost
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 
@@ -310,10 +309,7 @@ class Decay(Gate):
     $e^A$ starts uniform in [1, 16] and softplus(b) log-uniform in [0.001, 0.1].
     """
 
-    # Per token: add, softplus, multiply; backward two products, softplus, two sums over tokens; kept: input and output
-    # of the softplus. Once: the rate's exp and sign; kept: the rate before and after its sign.
-    each, once = (3, 5, 2), (2, 2, 2)
-    trained = 2
+    trained = 2  # a rate and a bias
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
@@ -330,51 +326,30 @@ def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> 
 
     Half precision costs the same as float32. With symbols, N is a multiple of `chunk`, and no width is 1.
     """
-    G, N, K, _ = call.sizes
-    in_chunks = partial(_chunks_cost, chunk=chunk, gated=int(gated))
-    return memory_cost(call, in_chunks, rates=int(gated)) + unit_cost(2 * G * N, K, 2 * G * N * call.reach, call.item)
+    return memory_cost(call, partial(_chunks_cost, chunk=chunk, gated=int(gated)), fades=int(gated))
 
 
 def write_cost(call: CostedCall, width: Size, number: Size, gated: int = 0, reach: int = 1) -> Cost:
     """The cost of `Write` on `number` chunks of this width, empty rows included. `gated` and `reach` are 0 or 1."""
     G, _, K, V = call.sizes
-    rows, states = G * number * width, G * number * K * V
+    rows = G * number * width
     pairs = rows * width
     further = max(reach, gated)  # whether a gradient of keys or decays needs products
     # Products of keys, the inverse of their system, two products with it; erasing and writing, chunk after chunk
     products = product(pairs * V) + product(2 * rows * K * V, 1 + further)
-    return products + Cost(
-        forward=pairs * (4 * K + width),
-        backward=reach * 2 * pairs * K,
-        elementwise_forward=pairs + rows * V + gated * (pairs + 2 * rows * K + states),
-        elementwise_backward=3 * pairs
-        + rows * (3 * V + 1)
-        + states
-        + further * (pairs + rows * K)
-        + reach * (pairs + 2 * rows * K)
-        + gated * (4 * pairs + rows * (7 * K + 5) + 3 * states + 3 * G * number),
-        saved_bytes=call.item * (rows * (2 * K + 2 * V + 1) + 2 * pairs + states),
-    )
+    return products + Cost(forward=pairs * (4 * K + width), backward=reach * 2 * pairs * K)
 
 
 def _chunks_cost(call: CostedCall, *, chunk: int, gated: int) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
+    (G, N, K, V), reach = call.sizes, call.reach
     width, number = equal_chunks(N, chunk)
     rows = G * number * width  # with the padding at the end
     pairs = rows * width
-    write = write_cost(call, width, number, gated, reach) + Cost(  # and the decays
-        elementwise_forward=gated * (4 * pairs + 2 * rows), saved_bytes=item * gated * (pairs + rows)
-    )
+    write = write_cost(call, width, number, gated, reach)
     if not call.causal:
         return write + read_at_end_cost(call)
     further = max(reach, gated)  # whether a gradient of queries or decays needs products
-    write += product(pairs * K, 2 * reach) + product((pairs + rows * K) * V, 1 + further)
-    return write + Cost(
-        elementwise_forward=gated * (pairs + rows * K),
-        # and the sums of two gradients each, for keys and for decays
-        elementwise_backward=reach * 2 * rows * K + gated * (4 * pairs + rows * (4 * K + 4)),
-        saved_bytes=item * (rows * K + pairs),
-    )
+    return write + product(pairs * K, 2 * reach) + product((pairs + rows * K) * V, 1 + further)
 
 
 DELTA = Mechanism(

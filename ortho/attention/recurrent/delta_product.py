@@ -22,8 +22,7 @@ from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_ch
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrent.delta import Write, write_cost
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
-from ortho.attention.scores import unit_cost
-from ortho.gates import Gate, ReflectingWriteStrength
+from ortho.gates import Gate
 
 
 def by_step(
@@ -197,8 +196,6 @@ class _Steps(Gate):
 class StepStrengths(_Steps):
     r"""$\beta = 2 \sigma(x W^T)$ in (0, 2), one for each of a token's steps: x (B, N, d) -> (B, H, N, steps)."""
 
-    each = ReflectingWriteStrength.each
-
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
         return cls.steps * H
@@ -226,10 +223,7 @@ def delta_product_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK)
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk, and no width is 1.
     """
-    G, N, K, _ = call.sizes
-    keys = G * N * steps
-    normalised = unit_cost(keys + G * N, K, keys + call.reach * G * N, call.item)
-    return memory_cost(call, partial(_chunks_cost, steps=steps, chunk=chunk), steps=steps, k_grad=1) + normalised
+    return memory_cost(call, partial(_chunks_cost, steps=steps, chunk=chunk), steps=steps, k_grad=1)
 
 
 def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
@@ -243,14 +237,7 @@ def read_steps_cost(call: CostedCall, steps: Size, width: Size, number: Size) ->
     (G, _, K, V), reach = call.sizes, call.reach
     tokens = G * number * width  # with the padding at the end
     seen = tokens * steps * width  # pairs of a token and a key
-    products = product(seen * K, 1 + reach) + product(seen * V) + product(tokens * K * V, 1 + reach)
-    return products + Cost(
-        elementwise_forward=seen + tokens * V,
-        # blocked; the sums of the gradients of keys and of queries
-        elementwise_backward=seen + tokens * steps * K + reach * tokens * K,
-        # and a mask of the steps that a token does not see, a byte each
-        saved_bytes=call.item * (tokens * K + seen) + width**2 * steps,
-    )
+    return product(seen * K, 1 + reach) + product(seen * V) + product(tokens * K * V, 1 + reach)
 
 
 MECHANISM = Mechanism(

@@ -19,7 +19,6 @@ from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
-from ortho.attention.scores import unit_cost
 from ortho.gates import LogSigmoidGate, WriteStrength
 
 _ADDING = partial(check_writes, channels=True, erase=False)
@@ -282,107 +281,55 @@ class ChannelDecay(LogSigmoidGate):
 def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with its gates given, in either form.
 
-    What autograd keeps of `log_decay` itself is counted with the gate that made it. Half precision costs the same as
-    float32. With symbols, `chunk` is a power of two, and N a larger multiple of it.
+    Half precision costs the same as float32. With symbols, `chunk` is a power of two, and N a larger multiple of it.
     """
-    (G, N, K, _), reach = call.sizes, call.reach
-    in_chunks = partial(_chunks_cost, chunk=chunk, erase=erase, early=before_fading)
-    memory = memory_cost(call, in_chunks, erase=erase, before_fading=before_fading, rates=K)
-    if erase:
-        return memory + unit_cost(2 * G * N, K, 2 * G * N * reach, call.item)
-    return memory + Cost(elementwise_forward=G * N * K, elementwise_backward=reach * G * N * K)  # queries are scaled
+    in_chunks = partial(_chunks_cost, chunk=chunk, erase=erase)
+    return memory_cost(call, in_chunks, erase=erase, fades=1 - before_fading)
 
 
 gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
 
 
-# Below, flags are numbers, 0 or 1. Autograd leaves out a gradient's sum over a broadcast axis of length 1.
+# Below, flags are numbers, 0 or 1.
 
 
-def _sum(axis: Size, numbers: Size) -> Size:
-    """The scalar operations of summing `numbers` numbers over an axis of this length."""
-    return 0 if axis == 1 else numbers
-
-
-def _chunks_cost(call: CostedCall, *, chunk: int, erase: int, early: int) -> Cost:
+def _chunks_cost(call: CostedCall, *, chunk: int, erase: int) -> Cost:
     C, n = power_chunks(call.N, chunk)
-    cost = _merged(call, C, n, erase, early) + _passed_on(call, C, n, erase)
+    cost = _merged(call, C, n, erase) + _passed_on(call, C, n, erase)
     if erase:
         cost += _solved(call, C, n)
     return cost if call.causal else cost + read_at_end_cost(call)
 
 
-def _merged(call: CostedCall, C: int, n: Size, erase: int, early: int) -> Cost:
-    """The cost of merging tokens into blocks of C. In a causal call nothing reads the state that a lone chunk leaves,
-    and it has no gradient."""
+def _merged(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
+    """The cost of merging tokens into blocks of C."""
     (G, _, K, _), causal, reach = call.sizes, int(call.causal), call.reach
-    chunks, lone = G * n, int(n == 1)
-    levels, rows, readers = C.bit_length() - 1, chunks * C * K, causal + erase
-    # Each level multiplies half the keys and half of each reader by fades: numbers on one level, and on all. The fades
-    # themselves halve from level to level.
-    half, halves, fades = chunks * (C // 2) * K, chunks * (levels * C // 2) * K, chunks * (C - 1) * K
-    unread = int(lone and causal)
-    sums = readers - int(unread and C == 1)  # of the gradients of a decay, and of a key: one fewer than its uses
-    backward = (
-        rows * (1 + causal * (1 + 2 * reach) + 3 * erase)  # exp; readers times decays, and their gradients' sums
-        + rows * (sums + reach * (sums + erase))
-        # Two products each on every level; the fades' part is summed over the block, except in blocks of one; sums.
-        + readers * (4 * halves - half)
-        + (3 + readers) * (halves + fades)
-        - half
-    )
-    if not reach:  # keys of blocks of one
-        backward -= (1 + readers) * half
-    if unread and C > 1:  # the last level's keys and fades
-        backward -= (1 + int(C > 2) + 2 * int(reach or C > 2)) * half + 4 * chunks * K
-    # Decays, keys, readers; then keys from level to level, and queries and erasers with their first decay, which early
-    # readers do not have.
-    kept = 2 + readers + levels + causal * (levels + 1 - lone) + erase * levels
-    kept -= early * int(C > 1 or not reach)
+    rows, readers = G * n * C * K, causal + erase
     return Cost(
         forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own, once
         backward=2 * rows * (2 * causal * reach + erase * (1 + reach))  # own keys
         + readers * (2 * rows * (C - 1) - (0 if reach or C == 1 else rows)),
-        elementwise_forward=rows * (1 + readers - early) + (1 + readers) * halves + fades,
-        elementwise_backward=backward - 3 * early * rows,
-        saved_bytes=call.item * (rows * kept + fades - (chunks * K if lone and C > 1 else 0) + causal * chunks * C * C),
     )
 
 
 def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
     """The cost of what chunks find in the state and write to it; in a causal call also of what they answer."""
     (G, _, K, V), causal, reach = call.sizes, int(call.causal), call.reach
-    rows, state, products = G * n * C, G * K * V, int(reach or C > 1)  # whether products with keys have a gradient
-    # Chunks with another one after them; chunks whose state is read; chunks that pass an earlier one's state on.
-    heirs = n - 1
-    writers = heirs if causal else n
-    between = heirs if not causal or n == 1 else heirs - 1
+    rows, products = G * n * C, int(reach or C > 1)  # whether products with keys have a gradient
+    heirs = n - 1  # chunks with another one after them
+    writers = heirs if causal else n  # chunks whose state is read
     return Cost(
         forward=2 * rows * K * V * (1 + causal + erase) + 2 * causal * rows * C * V,
         backward=2 * G * C * K * V * (writers * (1 + products) + (causal + erase) * (n + heirs))
         + 2 * causal * rows * C * V * (1 + products),
-        elementwise_forward=2 * n * state + (causal + erase) * rows * V,
-        # Sums of the gradients of what is written and of states; the sign of what is found; both products with fades.
-        elementwise_backward=causal * G * heirs * C * V
-        + state * (erase * heirs + causal * between)
-        + erase * rows * V
-        + state * (writers + between)
-        + _sum(V, writers * state),
-        saved_bytes=call.item * (n * state + products * rows * V),
     )
 
 
 def _solved(call: CostedCall, C: int, n: Size) -> Cost:
-    """The cost of keys and values times the strengths, which are kept, and of solving the system of each chunk."""
-    (G, _, K, V), reach = call.sizes, call.reach
+    """The cost of solving the system of each chunk."""
+    G, _, K, V = call.sizes
     rows = G * n * C
-    return Cost(
-        forward=rows * C * (K + V),
-        backward=3 * rows * C * (K + V),
-        elementwise_forward=rows * (K + V),
-        elementwise_backward=rows * (C + (1 + reach) * K + 2 * V + 1) + _sum(K, rows * K) + _sum(V, rows * V),
-        saved_bytes=call.item * rows * (C + K + 2 * V + 1),
-    )
+    return Cost(forward=rows * C * (K + V), backward=3 * rows * C * (K + V))
 
 
 GLA = Mechanism(

@@ -93,18 +93,10 @@ def low_rank_cost(call: CostedCall, *, steps: Size = 2, chunk: int = CHUNK) -> C
 
 
 def _chunks_cost(call: CostedCall, *, steps: Size, chunk: int) -> Cost:
-    (G, N, K, V), item = call.sizes, call.item
+    G, N, K, V = call.sizes
     width, number = equal_chunks(N, max(1, chunk // steps))  # in tokens
-    rows, states = G * number * width * steps, G * number * K * V
-    written = product(rows * K * V) + Cost(elementwise_forward=states + G * K * V, saved_bytes=item * rows * (K + V))
-    if not call.causal:
-        return written + read_at_end_cost(call)
-    products = written + read_steps_cost(call, steps, width, number)
-    return products + Cost(
-        # The sums of states, unless there is one chunk only, and of the gradients of values
-        elementwise_backward=(states if number != 1 else 0) + rows * V,
-        saved_bytes=item * call.reach * states,
-    )
+    written = product(G * number * width * steps * K * V)
+    return written + (read_steps_cost(call, steps, width, number) if call.causal else read_at_end_cost(call))
 
 
 MECHANISM = Mechanism(

@@ -74,58 +74,25 @@ def recurrence_cost(
     call: CostedCall,
     *,
     erase: int = 1,
-    strengths: int | None = None,
-    before_fading: int = 0,
-    rates: Size = 0,
+    fades: int = 0,
     steps: Size = 1,
     k_grad: int | None = None,
 ) -> Cost:
-    """The cost of `recurrence` with `rates` decays per key (0, 1 or K), and with or without write `strengths` (1 or 0,
-    by default as `erase`). `before_fading`, 0 or 1, needs decays.
-
-    `k_grad`, 0 or 1, says whether keys need a gradient, by default as queries do.
-    """
-    (G, N, K, V), causal, q_grad = call.sizes, int(call.causal), call.reach
+    """The cost of `recurrence`; flags are 0 or 1. `fades`: whether what a key erases has faded before. `k_grad`:
+    whether keys need a gradient, by default as queries do."""
+    (G, N, K, V), q_grad = call.sizes, call.reach
     k_grad = q_grad if k_grad is None else k_grad
-    reads, rows, state, decays = G * N, G * N * steps, G * K * V, int(rates != 0)
-    states, later = N * steps * state, (N * steps - 1) * state
-    faded = decays * (1 - before_fading)  # whether what a key finds has faded
-    summed = V if rates == K else K * V  # in a decay's gradient; autograd leaves out sums over axes of length 1
-    strengths = erase if strengths is None else strengths
-    errors, writes = erase * rows * V, strengths * rows * V
+    reads, rows = G * N, G * N * steps
     # What the state holds at a key, what is written; what is read
     products = product((1 + erase) * rows * K * V, 1 + k_grad) + product(reads * K * V, 1 + q_grad)
-    return products + Cost(
-        backward=-2 * erase * (1 - faded) * state,  # the first state needs no gradient, but its decay does
-        # Errors; strengths; sums; decays, exp and product
-        elementwise_forward=errors + writes + states + rows * rates + decays * states,
-        # Strengths' two products, signs of the errors, sums. Keys are used twice, as is each state but the last, or
-        # three times if it is read. With decays exp and two products, but no gradient of the first state.
-        elementwise_backward=errors
-        + 2 * writes
-        + (writes if V != 1 else 0)
-        + erase * (k_grad * rows * K - (0 if k_grad or faded else G * V) + later + faded * state)
-        + (rows * rates + states + later + (states if summed != 1 else 0) if decays else 0)
-        + causal * (N - 1) * state,
-        # Queries, keys, decays; strengths, and what they multiply; what is written; the states that fade, that are held
-        # at a key, and that are read
-        saved_bytes=call.item
-        * (
-            (reads + rows) * K
-            + rows * (strengths + rates)
-            + writes
-            + k_grad * rows * V
-            + (decays + erase * k_grad * (1 - before_fading)) * states
-            + q_grad * (state + causal * (N - 1) * state * (1 - erase) * (1 - decays))
-        ),
-    )
+    # The first state needs no gradient, but its decay does.
+    return products - Cost(backward=2 * erase * (1 - fades) * G * K * V)
 
 
 def read_at_end_cost(call: CostedCall) -> Cost:
     """The cost of N queries that all read the last state."""
     G, N, K, V = call.sizes
-    read = product(G * N * K * V, 1 + call.reach)
-    return read + Cost(saved_bytes=call.item * (G * N * K + call.reach * G * K * V))
+    return product(G * N * K * V, 1 + call.reach)
 
 
 def check_writes(

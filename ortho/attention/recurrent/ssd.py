@@ -142,7 +142,6 @@ class Step(Gate):
     r"""$\Delta = \mathrm{softplus}(x W^T + b)$, the duration of a token; softplus(b) starts log-uniform in [0.001, 0.1]
     (Dao & Gu 2024, arXiv:2405.21060)."""
 
-    each = (2, 2, 1)  # add, softplus; backward softplus and the sum of the bias's gradient
     trained = 1
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
@@ -166,9 +165,8 @@ class Rate(Gate):
 
     @classmethod
     def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        """The closed form; x is not used. The mechanism keeps a copy of its own."""
-        # exp; backward its product, the sum over tokens
-        return Cost(elementwise_forward=H, elementwise_backward=H + B * N * H, saved_bytes=itemsize * H, trained=H)
+        """The closed form; x is not used."""
+        return Cost(trained=H)
 
 
 @closed_form
@@ -177,48 +175,19 @@ def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
 
     Half precision costs the same as float32. With symbols, N is a multiple of `chunk` and larger, and no width is 1.
     """
-    # The rate times the step, and the sign; backward the sign, the products for both, and the sum of the step's two.
-    tokens = call.B * call.H * call.N
-    made = Cost(elementwise_forward=2 * tokens, elementwise_backward=4 * tokens, saved_bytes=call.item * tokens)
-    return memory_cost(call, partial(_chunks_cost, chunk=chunk), erase=0, strengths=1, rates=1) + made
+    return memory_cost(call, partial(_chunks_cost, chunk=chunk), erase=0)
 
 
 def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
-    """The cost in n chunks of C tokens. Autograd leaves out sums, of gradients or logarithms, over axes of length 1."""
-    (G, N, K, V), causal, reach, item = call.sizes, call.causal, call.reach, call.item
+    """The cost in n chunks of C tokens."""
+    G, N, K, V = call.sizes
     C, n = equal_chunks(N, chunk)
-    rows, state = G * n * C, G * K * V
-    pairs = rows * C
-    of_K, of_V, of_C, of_state = (int(width != 1) for width in (K, V, C, K * V))
-    heirs = n - 1
-    writers = heirs if causal else n  # chunks whose state is read
-    writes = int(not causal or n != 1)  # whether there are any
-    written = product(rows * K * V, 2 * writes) + Cost(
-        # Values times steps; both sums of logarithms, and exp; keys times decays; states fade and add up
-        elementwise_forward=G * N * V + 4 * rows + rows * K + 2 * n * state,
-        elementwise_backward=G * N * V * (2 + of_V)
-        + rows * (1 + of_C)
-        + writes * (rows * K * (1 + of_K + reach) + rows * (2 + of_C))
-        + writers * state * (1 + of_state)
-        + (writers - writes) * state,
-        saved_bytes=item * (G * N * (V + 1) + 2 * rows * K + rows * V + 2 * rows + n * state),
-    )
-    if not causal:
-        return written + read_at_end_cost(call)
-    read = product(pairs * K, 2 * reach) + product(pairs * V) + product(rows * K * V, 0)
-    products = written + read
-    return products + Cost(
-        backward=2 * G * C * K * V * (n + heirs),
-        # Queries times decays; sums of logarithms, exp, the product with the weights; both parts of the answers
-        elementwise_forward=rows * K + 3 * pairs + rows * V,
-        elementwise_backward=rows * K * (1 + of_K + reach)
-        + pairs * (2 + 2 * of_C + reach)
-        + rows
-        # Sums of gradients: of queries; and, if a state is passed on, of keys, values, decays and states
-        + reach * rows * K
-        + writes * (rows * (reach * K + V + 1) + (heirs - 1) * state),
-        saved_bytes=item * (rows * K * (1 + writes) + 3 * pairs),
-    )
+    rows = G * n * C
+    if not call.causal:
+        return product(rows * K * V) + read_at_end_cost(call)
+    written = product(rows * K * V, 2 * int(n != 1))  # a lone chunk's state is not read
+    read = product(rows * C * K, 2 * call.reach) + product(rows * C * V) + product(rows * K * V, 0)
+    return written + read + Cost(backward=2 * G * C * K * V * (2 * n - 1))
 
 
 MECHANISM = Mechanism(

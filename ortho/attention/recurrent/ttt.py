@@ -24,7 +24,7 @@ from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
-from ortho.attention.scores import unit, unit_cost
+from ortho.attention.scores import unit
 from ortho.gates import WriteStrength
 
 SQUARED = Squared()
@@ -283,34 +283,29 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss, batch: int) -> Cost:
     back = int(loss.looks_back)
     whole, rest = divmod(N, batch) if isinstance(N, int) else (N / batch, 0)
     s = _Sizes(N, K, V, batch, whole, rest)
-    core = (_by_mini_batches if fast else _by_tokens)(s, int(call.causal), reach, item)
+    core = (_by_mini_batches if fast else _by_tokens)(s, int(call.causal), reach)
 
     def seen(tokens: Size) -> Size:
         """Pairs of a prediction and a value that it sees: all in a mini-batch; token by token, those up to its own."""
         return tokens**2 if fast else tokens * (tokens + 1) // 2
 
     pairs = whole * seen(batch) + seen(rest)
-    psi = loss.cost(N, N if fast else pairs, pairs, V, item)
+    psi = loss.cost(pairs, V)
     # If k needs no gradient, predictions from the first S, which is empty, need none.
     unreached = (1 - reach) * loss.into_predictions(seen(N - s.later), V)
-    # The gradient of a value that several tokens see is a sum over them.
-    handed_on = 0 if fast else (pairs - N) * V
-    values = (N if fast else pairs) * V
     other = Cost(
         backward=-unreached,
-        elementwise_backward=back * handed_on,
-        saved_bytes=item * back * values,
         decode=_decode(s, loss, fast),
         state_bytes=item * (K * V + s.last * (K + V)) + back * s.last * (item * V + 1),
     )
-    return (core + unit_cost(2 * N, K, 2 * N * reach, item) + psi + other) * G
+    return (core + psi + other) * G
 
 
 def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
     """FLOPs of the last token, as a call of its own that starts from a state."""
     begun = s.last - 1 or (0 if s.N == 1 else s.batch)  # tokens of the state's mini-batch
     K, V = s.K, s.V
-    predict = 2 * K * V + loss.cost(1, s.last, s.last, V, 4).forward
+    predict = 2 * K * V + loss.cost(s.last, V).forward
     if fast:  # a full mini-batch is folded first
         return (2 * begun * K * V if s.last == 1 else 0) + predict + 2 * K * V + 2 * s.last * (K + V)
     return 2 * begun * K * V + predict + 4 * K * V
@@ -320,42 +315,28 @@ def _decode(s: _Sizes, loss: TokenLoss, fast: bool) -> Size:
 # sum over a broadcast axis of length 1 is left out.
 
 
-def _by_mini_batches(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
+def _by_mini_batches(s: _Sizes, causal: int, reach: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state, pairs = K * V, s.whole * s.batch**2 + s.rest**2
-    folds, folded = (s.parts - 1, N - s.last) if causal else (s.parts, N)
+    folded = N - s.last if causal else N
     core = Cost(
         forward=2 * state * (2 * N + folded),  # predict, read, fold
         # Into states through predictions and readings, into steps through folds; into k by all three, and into q.
         backward=2 * state * (s.later + (s.later if causal else N) + folded + reach * (2 * N + folded)),
-        elementwise_forward=N * V + folds * state,  # steps, folds
-        elementwise_backward=(2 + (V != 1)) * N * V  # steps
-        + (folds + s.parts - 1) * state  # folds; states from predictions and folds
-        + reach * folded * K,
-        saved_bytes=item * (N * (1 + V) + (2 * N * K if reach or folds else 0) + reach * (N * V + (folds + 1) * state)),
     )
     if not causal:
         return core
     # What the mini-batch itself adds to what is read: pairs of its tokens, and their product with the steps.
     within = product(pairs * K, 2 * reach) + product(pairs * V, 1 + reach)
-    within += Cost(
-        elementwise_forward=N * V,
-        elementwise_backward=(N + folded) * V + (0 if s.parts == 1 else s.parts - 2) * state + reach * 2 * N * K,
-        saved_bytes=item * pairs,
-    )
     return core + within
 
 
-def _by_tokens(s: _Sizes, causal: int, reach: int, item: int) -> Cost:
+def _by_tokens(s: _Sizes, causal: int, reach: int) -> Cost:
     N, K, V = s.N, s.K, s.V
     state = K * V
     return Cost(
         forward=6 * N * state,  # predict, write, read
         backward=2 * state * (s.later + (2 + 3 * reach) * N),
-        elementwise_forward=N * (V + state),
-        # Steps, writing, states from predictions, and from the next token and their reading
-        elementwise_backward=(2 + (V != 1)) * N * V + state * (N + s.later + causal * (N - 1)) + reach * N * K,
-        saved_bytes=item * (N * (1 + V + 2 * K) + reach * (N * V + ((N if causal else s.parts) + 1) * state)),
     )
 
 

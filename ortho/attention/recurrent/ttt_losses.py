@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 
 __all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
 
@@ -50,8 +49,8 @@ class TokenLoss(ABC):
         """psi (..., n, V)."""
 
     @abstractmethod
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
-        """The closed form of calls of `gradient`, by their sums of n, m and n m. Autograd also keeps v and psi."""
+    def cost(self, pairs: Size, V: Size) -> Cost:
+        """The closed form of calls of `gradient`, by their sum of n m."""
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
         """The part of `cost`'s backward FLOPs that is done only if predictions need a gradient."""
@@ -72,11 +71,6 @@ def _at_least_as_many(p: Tensor, v: Tensor) -> None:
 class _OfResidual(TokenLoss):
     """A loss of the residual r = p - v."""
 
-    @staticmethod
-    @abstractmethod
-    def operations(V: Size) -> tuple[Size, Size, Size]:
-        """Of `influence`, per prediction: scalar operations forward and backward, and the numbers kept besides psi."""
-
     @abstractmethod
     def of(self, r: Tensor) -> Tensor:
         """The loss of residuals, (..., n, V) -> (..., n)."""
@@ -91,14 +85,8 @@ class _OfResidual(TokenLoss):
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.influence(_residuals(p, v))
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
-        forward, backward, saved = (rows * count for count in self.operations(V))
-        # The residual; backward the sign of v's gradient.
-        return Cost(
-            elementwise_forward=rows * V + forward,
-            elementwise_backward=rows * V + backward,
-            saved_bytes=itemsize * saved,
-        )
+    def cost(self, pairs: Size, V: Size) -> Cost:
+        return Cost()
 
 
 @dataclass(frozen=True)
@@ -111,10 +99,6 @@ class Squared(_OfResidual):
 
     def influence(self, r: Tensor) -> Tensor:
         return r
-
-    @staticmethod
-    def operations(V: Size) -> tuple[Size, Size, Size]:  # noqa: ARG004
-        return 0, 0, 0
 
 
 @dataclass(frozen=True)
@@ -134,10 +118,6 @@ class Huber(_OfResidual):
 
     def influence(self, r: Tensor) -> Tensor:
         return r.clamp(-self.delta, self.delta)
-
-    @staticmethod
-    def operations(V: Size) -> tuple[Size, Size, Size]:
-        return V, 4 * V, V  # clamp; two comparisons, both, choose; r
 
 
 @dataclass(frozen=True)
@@ -163,12 +143,6 @@ class HuberNorm(_OfResidual):
         # If it overflowed, the inverse of the root would be 0, and nothing would be written.
         _checks.within("v", "squared residuals", square, 0, torch.finfo(r.dtype).max)
         return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
-
-    @staticmethod
-    def operations(V: Size) -> tuple[Size, Size, Size]:
-        # Squares, their sum, clamp, root, product, product with r. Backward two products and a sum, which is left out
-        # for a single number, product, root (3), comparison, choice, two products and two sums.
-        return 3 * V + 3, (6 + (V != 1)) * V + 6, V + 3  # r, |r|^2, the root, the factor
 
 
 @dataclass(frozen=True)
@@ -207,16 +181,8 @@ class Contrastive(TokenLoss):
         weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
         return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
 
-    def cost(self, rows: Size, seen: Size, pairs: Size, V: Size, itemsize: int) -> Cost:
-        weights = pairs + rows  # including those of the zero vector
-        return Cost(
-            forward=4 * pairs * V,
-            backward=8 * pairs * V,
-            # Mask, temperature, masked entries; difference, temperature. Backward v's gradient has three parts.
-            elementwise_forward=3 * pairs + SOFTMAX_FORWARD * weights + 2 * rows * V,
-            elementwise_backward=2 * pairs + SOFTMAX_BACKWARD * weights + 2 * rows * V + 2 * seen * V,
-            saved_bytes=itemsize * (rows * V + weights) + pairs,
-        )
+    def cost(self, pairs: Size, V: Size) -> Cost:
+        return Cost(forward=4 * pairs * V, backward=8 * pairs * V)
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
         return 2 * pairs * V

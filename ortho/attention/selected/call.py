@@ -25,7 +25,6 @@ from ortho._checks import (
     upcast,
 )
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import with_options
 
 # Scores processed together: as many as in a few tiles of a fused kernel, so that memory stays linear.
@@ -128,7 +127,7 @@ def selecting_form(
             o, state = found if isinstance(found, tuple) else (found, ())
             return call.lead(o), tuple(map(call.lead, state))
 
-        return uncompiled(attention_form(beside=beside, trims=trims)(indexing()(with_options(attend, form))))
+        return uncompiled(attention_form(beside=beside, trims=trims)(with_options(attend, form)))
 
     return decorated
 
@@ -155,7 +154,7 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
                 found = form(call, **options)
             return type(found)(*map(call.lead, found)) if isinstance(found, tuple) else call.lead(found)
 
-        return checked(shapes=False)(indexing()(with_options(pairs, form)))
+        return checked(shapes=False)(with_options(pairs, form))
 
     return decorated
 

@@ -24,7 +24,6 @@ from ortho.attention.selected.selection import (
     attend_joined,
     attend_to_mask,
     best,
-    best_cost,
     best_positions,
     joined,
     positions_of,
@@ -201,14 +200,8 @@ def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", c
         before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
         work = [Work(T, T, tile, tile), *([Work(T - 1, before, tile, 1)] if before else [])]
         last = [Work(1, 1, 1, 1), *([Work(1, min(count, N - 1), 1, 1)] if N > 1 else [])]
-    if not causal:
-        compared = best_cost(N, count)
-    elif form == "reference":
-        compared = N * (N + best_cost(N, count))
-    else:  # in a tile those kept before it and its own, which are blocked for earlier queries
-        compared = sum(kept + n + n * (kept + n + best_cost(kept + n, kept)) for n in sizes)
     held = kept if form == "fast" else N
-    return Selecting(0, 2 * N * K + compared, 0, work, last, keys=held, numbers=held)
+    return Selecting(0, 0, work, last, keys=held, numbers=held)
 
 
 MECHANISM = Mechanism(

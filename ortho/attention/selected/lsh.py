@@ -184,7 +184,6 @@ def lsh_cost(
     work, last = (group_work(n, N, rounds=rounds, count=buckets, width=width) for n in (N, 1))
     return Selecting(
         choosing=2 * N * K * buckets * rounds,
-        comparing=3 * N * buckets * rounds,  # signs; the highest, of queries and of keys
         last_choosing=2 * K * buckets * rounds,
         work=work,
         last_work=last,

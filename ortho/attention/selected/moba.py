@@ -22,7 +22,6 @@ from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
     attend_to_tilings,
-    best_cost,
     best_positions,
     selection_cost,
     tile_count,
@@ -184,7 +183,6 @@ def moba_cost(
     P = past_blocks(N, block) if count > 1 else 0
     return Selecting(
         choosing=2 * N * P * K,
-        comparing=P * block * K + N * (P + best_cost(P, min(count - 1, P))) if P else 0,  # means; blocked, the highest
         last_choosing=2 * P * K,
         work=block_work(N, block=block, count=count - 1),
         last_work=block_work(N, block=block, count=count - 1, last=True),

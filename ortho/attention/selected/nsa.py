@@ -13,7 +13,6 @@ and compressed tokens end in it: nothing leaks. Among blocks with equal weight t
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -21,11 +20,11 @@ import torch
 from ortho._checks import checked
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.moba import block_tilings, block_work, blocks_mask, past_blocks, select_blocks
-from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings, best_cost
+from ortho.attention.selected.selection import attend_to_mask, attend_to_tilings
 from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, TILE, Section, Tiling, Work, consecutive, window_band
@@ -223,7 +222,6 @@ class BranchGates(Gate):
     """
 
     branches: ClassVar[int] = 3
-    each = (1, 1, 0)
 
     @classmethod
     def rows(cls, d: Size, H: Size) -> Size:
@@ -231,12 +229,6 @@ class BranchGates(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N 3"]:
         return self._vectors(x).contiguous().sigmoid()
-
-    @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
-        made = super().cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize)
-        # The sigmoid and the mechanism keep one tensor, but in half precision the mechanism keeps a wider copy.
-        return made + Cost(saved_bytes=itemsize * B * N * cls.rows(d, H) if itemsize < 4 else 0)
 
 
 def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
@@ -251,59 +243,18 @@ def _branches(N: int, sizes: Sizes, last: bool = False) -> list[list[Work]]:
     return [[Work(sum(map(bool, blocks)), sum(blocks), tile, TILE)], *branches]
 
 
-@partial(closed_form, symbols=False)
+@closed_form
 def nsa_cost(call: CostedCall, *, sizes: Sizes = SIZES) -> Cost:
     """Closed form of one self-attention call with `gates`, in either form; sizes must be numbers, not symbols."""
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    few, rows, work = sizes.compressed(N), G * N, _branches(N, sizes)
-    n = len(work)
-    operands = rows * (2 * K + V)
+    G, N, K, V = call.sizes
+    few, work = sizes.compressed(N), _branches(N, sizes)
     if call.form == "reference":
-        each = [materialised_cost(call, masks=G, fills=2, keys=keys) for keys in ([few] if few else []) + [N, N]]
-        shared = operands + (n - 2) * rows * K  # by the branches
-        saved = sum(cost.saved_bytes for cost in each) - reach * item * shared
+        each = [materialised_cost(call, keys) for keys in ([few] if few else []) + [N, N]]
     else:
-        both = zip(work, _branches(N, sizes, last=True), strict=True)
-        each = [tiled_cost(call, w, last) for w, last in both]
-        # Keys and values; each branch's scaled queries and logarithms; the compressed tokens
-        saved = item * (operands + (n - 1) * rows * K + n * rows + G * few * (K + V))
-    # There are fewer compressed tokens than others, and so fewer of their gradients.
-    fewer = reach * (rows - G * few) * K if few and call.form == "fast" else 0
+        each = [tiled_cost(call, w, last) for w, last in zip(work, _branches(N, sizes, last=True), strict=True)]
     choosing = 2 * few * G * K if past_blocks(N, sizes.block) else 0  # FLOPs for a query
-    pooled, pooled_backward = _pooling(few, sizes)
-    total = sum(each[1:], each[0]) + Cost(
-        forward=choosing * N,
-        # Choosing, means, and branches times their gates, added
-        elementwise_forward=G * (_comparing(N, few, sizes) + pooled * (K + V)) + (2 * n - 1) * rows * V,
-        # Means; gradients of an operand that several branches use; products, and the sum over a row for the gates
-        elementwise_backward=G * pooled_backward * (reach * K + V)
-        - fewer
-        + (n - 1) * rows * (2 * reach * K + V)
-        + n * rows * V * (2 if V == 1 else 3),
-        decode=choosing,
-    )
-    saved += item * rows * (n * V + 3)  # branches and gates
-    return replace(total, saved_bytes=saved, state_bytes=call.itemsize * rows * (K + V), output_bytes=0)
-
-
-def _pooling(few: int, sizes: Sizes) -> tuple[int, int]:
-    """Scalar operations per channel to compress: strides summed, these sums added, divided; and those backward."""
-    if not few:
-        return 0, 0
-    steps = sizes.length // sizes.stride
-    strides = few + steps - 1
-    return strides * sizes.stride + steps * few, (steps - 1) * strides + few
-
-
-def _comparing(N: int, few: int, sizes: Sizes) -> int:
-    """Scalar operations of choosing: scale, block, softmax, block; strides, and their sums; blocks always read,
-    blocks not past, and the highest."""
-    P = past_blocks(N, sizes.block)
-    if not P:
-        return 0
-    strides, steps = sizes.block // sizes.stride, sizes.length // sizes.stride
-    weights = few * (3 + SOFTMAX_FORWARD + steps) + P * (strides + 1) if few else 0
-    return N * (weights + P + best_cost(P, min(sizes.count - 1, P)))
+    total = sum(each[1:], each[0]) + Cost(forward=choosing * N, decode=choosing)
+    return replace(total, state_bytes=call.itemsize * G * N * (K + V))
 
 
 MECHANISM = Mechanism(

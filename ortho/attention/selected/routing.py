@@ -16,7 +16,6 @@ window instead.
 """
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch.nn.functional import one_hot
@@ -25,7 +24,7 @@ from ortho import _checks
 from ortho._checks import checked, known_tokens, no_autocast, upcast
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD, CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
@@ -33,12 +32,12 @@ from ortho.attention.selected.selection import (
     Selecting,
     attend_joined,
     attend_to_mask,
-    best_cost,
     best_positions,
     drawn_once,
     joined,
     selection_cost,
 )
+from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
@@ -280,7 +279,7 @@ def update_centroids(
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
-@partial(closed_form, symbols=False)
+@closed_form
 def routing_cost(
     call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
 ) -> Cost:
@@ -288,11 +287,15 @@ def routing_cost(
     if not _is_balanced(balanced, call.causal):
         return call.by(_nearest_cost, clusters=clusters, width=width)
     G, N, K, V = call.sizes
-    attending = _materialised(call, clusters) if call.form == "reference" else _copied(call, clusters, min(width, N))
+    if call.form == "reference":
+        attending = materialised_cost(call)
+    else:
+        w = min(width, N)
+        work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
+        attending = tiled_cost(call._replace(N=clusters * w), work, last)
     a_token = 2 * K * clusters
     return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(
         forward=G * 2 * N * a_token,
-        elementwise_forward=G * (_normalising(N, K) + 2 * clusters * best_cost(N, width)),
         decode=G * (1 + N) * a_token,  # a query and all keys
     )
 
@@ -304,46 +307,11 @@ def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fas
     work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
     return Selecting(
         choosing=4 * N * K * clusters,
-        comparing=_normalising(N, K) + 2 * N * clusters,  # the highest, of queries and of keys
         last_choosing=4 * K * clusters,
         work=work,
         last_work=last,
         keys=N,
         integers=N,
-    )
-
-
-def _normalising(N: int, K: int) -> int:
-    """Scalar operations for queries and keys: mean, difference, square, mean, product; per row, the sum with a constant
-    and the root."""
-    return 2 * N * (5 * K + 2)
-
-
-def _materialised(call: CostedCall, clusters: int) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    rows, pairs = G * N, G * N * N
-    products = call.attending(pairs) + call.held_keys()
-    return products + Cost(
-        # scale; for each cluster block, softmax, block; their sum, and its share
-        elementwise_forward=pairs * (1 + clusters * (2 + SOFTMAX_FORWARD) + clusters - 1 + 1),
-        elementwise_backward=reach * pairs * (1 + clusters * (2 + SOFTMAX_BACKWARD) + clusters - 1 + 1),
-        # the weights; those of each cluster, with a mask, a byte a pair; how many clusters a query is in
-        saved_bytes=item * pairs + reach * (clusters * (item + 1) * pairs + item * rows * (2 * K + V) + 8 * rows),
-    )
-
-
-def _copied(call: CostedCall, clusters: int, w: int) -> Cost:
-    """The cost of attention on all tokens that clusters hold, and of copying there and back."""
-    (G, N, K, V), reach = call.sizes, call.reach
-    work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
-    cost = tiled_cost(call._replace(N=clusters * w), work, last)
-    copies = G * clusters * w
-    return replace(cost, output_bytes=0) + Cost(
-        # how many clusters a query is in, at least 1, a copy's share; outputs times their shares, added up
-        elementwise_forward=2 * copies + G * N + 2 * copies * V,
-        elementwise_backward=copies * (2 * V + 2 * reach * K),
-        # outputs before and after their shares, the shares, the numbers of the rows copied, for queries and for keys
-        saved_bytes=cost.output_bytes + call.item * copies * (V + 1) + 16 * copies,
     )
 
 

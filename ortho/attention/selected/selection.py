@@ -7,6 +7,7 @@ Both forms of a mechanism select with the same function, in float32 at least, so
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -162,7 +163,6 @@ class Selecting(NamedTuple):
     was selected are not counted."""
 
     choosing: Size  # FLOPs
-    comparing: Size  # scalar operations of choosing
     last_choosing: Size  # FLOPs for the last query alone
     work: Sequence[Work]
     last_work: Sequence[Work]
@@ -177,24 +177,15 @@ def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
     The reference form computes all pairs, the fast one only the work of the tilings.
     """
 
+    @wraps(selecting)
     def cost(call: CostedCall, **options: Any) -> Cost:
         (G, N, K, V), itemsize = call.sizes, call.itemsize
         spent = selecting(N, K, form=call.form, causal=call.causal, **options)
-        if call.form == "fast":
-            attending = tiled_cost(call, spent.work, spent.last_work)
-        else:
-            attending = materialised_cost(call, masks=G, fills=2)
+        fast = call.form == "fast"
+        attending = tiled_cost(call, spent.work, spent.last_work) if fast else materialised_cost(call)
         held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
         return replace(attending, state_bytes=G * held) + Cost(
-            forward=G * spent.choosing,
-            elementwise_forward=G * spent.comparing,
-            decode=G * spent.last_choosing,
+            forward=G * spent.choosing, decode=G * spent.last_choosing
         )
 
-    return closed_form(cost, like=selecting)
-
-
-def best_cost(M: Size, count: Size) -> Size:
-    """Scalar operations of `best` per row of M: all are compared with minus infinity; the `count` highest are found;
-    all are compared twice, and the highest once, with the least of these. A symbol M stands for more than `count`."""
-    return M if isinstance(M, int) and count >= M else 4 * M + count
+    return closed_form(cost)

@@ -14,7 +14,6 @@ Local exact attention with a kernel for the rest is also found in Scatterbrain (
 where the kernel estimates the softmax, and in Based (Arora et al. 2024, arXiv:2402.18668), in separate layers.
 """
 
-from functools import partial
 from math import log
 from typing import Any, NamedTuple
 
@@ -271,7 +270,7 @@ def _outside(
 class FarWeight(Gate):
     """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
 
-    each, trained = (1, 1, 0), 1
+    trained = 1
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
@@ -281,7 +280,7 @@ class FarWeight(Gate):
         return self._numbers(x) + self.bias[:, None]
 
 
-@partial(closed_form, symbols=False)
+@closed_form
 def sparse_linear_cost(
     call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
 ) -> Cost:
@@ -299,128 +298,34 @@ def sparse_linear_cost(
             rest = _lone_cost(call, m)
         else:
             rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
-        if mapped.keeps_features and (N % chunk or N == 1):  # those that the map keeps
-            rest += Cost(saved_bytes=2 * reach * item * G * m * N)
         decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
-    return rest + Cost(
-        forward=mapped.forward,
-        backward=reach * back.backward,
-        elementwise_forward=mapped.elementwise_forward,
-        elementwise_backward=reach * back.elementwise_backward,
-        saved_bytes=reach * item * mapped.saved,
-        decode=decode,
-        state_bytes=state,
-    )
+    return rest + Cost(forward=mapped.forward, backward=reach * back.backward, decode=decode, state_bytes=state)
 
 
-# Below, without the feature map: m is the number of features; `reach` is 1 if gradients reach q and k, else 0. Autograd
-# leaves out a gradient's sum over a broadcast axis of length 1.
+# Below, without the feature map: m is the number of features; `reach` is 1 if gradients reach q and k, else 0.
 
 
 def _reference_cost(call: CostedCall, m: int) -> Cost:
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    rows, pairs, several = G * N, G * N * N, int(N != 1)
-    return Cost(
-        forward=2 * pairs * (K + m + V),
-        backward=2 * pairs * (2 * V + reach * 2 * (K + m)),
-        # Scale, block, maximum, subtract, exp; far weights blocked, their sum, times their factor; sum of both, row
-        # sum, quotient. Peak and factor, 9; divisors.
-        elementwise_forward=11 * pairs + 12 * rows,
-        # Quotient, five, and one more for its sum; the factor's product and sum, exp and block. For q and k: factor,
-        # exp, block, scale; far weights blocked; and each is used twice.
-        elementwise_backward=pairs * (7 + 2 * several + reach * 5) + 3 * rows + reach * 2 * rows * K,
-        # Weights before and after their quotient, far ones without their factor; factors, divisors, masks of both. For
-        # q and k near weights, both masks, features and operands.
-        saved_bytes=item * (3 * pairs + 2 * rows + rows * V)
-        + 2 * rows
-        + reach * (item * pairs + 2 * pairs + 2 * item * rows * (K + m)),
-    )
+    (G, N, K, V), reach = call.sizes, call.reach
+    pairs = G * N * N
+    return Cost(forward=2 * pairs * (K + m + V), backward=2 * pairs * (2 * V + reach * 2 * (K + m)))
 
 
 def _lone_cost(call: CostedCall, m: int) -> Cost:
     """The cost of one query and one key."""
-    (G, _, K, V), item, reach = call.sizes, call.item, call.reach
-    return Cost(
-        forward=2 * G * (K + V + m * (V + 1)),
-        backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))),
-        elementwise_forward=G * (K + 3 * V + 18),
-        # Quotient; the factor's products, a sum of one, both added, exp, block. To reach q and k: exp, scale, the far
-        # output and total, features, which are used twice.
-        elementwise_backward=G * ((6 + 2 * int(V != 1)) * V + 5 + reach * (3 + V + m + 2 * K)),
-        # One weight, one factor, one divisor, masks of both; what is far, and its sum; the output's numerators. To
-        # reach q and k an empty memory.
-        saved_bytes=G * (item * (4 + 2 * V) + 2 + reach * item * (2 * K + V + m * (V + 1))),
-    )
+    (G, _, K, V), reach = call.sizes, call.reach
+    return Cost(forward=2 * G * (K + V + m * (V + 1)), backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))))
 
 
 def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    return _near_cost(call, band) + _sums_cost(call, m, band) + _mixed_cost(call, m, band) + _joined_cost(call, band)
-
-
-def _near_cost(call: CostedCall, band: Band) -> Cost:
-    """The cost of near keys: softmax attention over the band."""
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    C, T, X = band.chunk, band.chunks, len(band.offsets) * band.chunk
-    rows, pairs = G * T * C, G * T * C * X
-    beside = G * C * _beside(T, band.offsets)  # places where gradients of neighbouring chunks are added up
-    return call.attending(pairs) + Cost(
-        elementwise_forward=G * N * K + 5 * pairs,  # scaled queries; block, maximum, subtract, exp, row sum
-        # values; to reach q and k weights, neighbours' keys, and both used twice, the former scaled
-        elementwise_backward=beside * V + reach * (3 * pairs + beside * K + 3 * G * N * K),
-        # weights; to reach q and k queries, keys and values of the band, and its mask
-        saved_bytes=item * pairs + reach * (item * (rows * K + G * T * X * (K + V)) + T * C * X),
-    )
-
-
-def _sums_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    """The cost of far chunks: a memory of their features is gathered and read, in one direction or both."""
-    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
-    T, ways = band.chunks, 1 if band.is_causal else 2
-    rows, memory = G * T * band.chunk, G * m * (V + 1)
-    added = (T + 1) * ways + T * (ways - 1)  # running sums; both ways added
-    gradients = G * m * (T * ways + added)  # and what is gathered
-    products = product(2 * rows * m * V, 1 + reach) + product(rows * m, 2 * reach)
-    return products + Cost(
-        elementwise_forward=rows * m + memory * added,  # z of each chunk
-        # values, which near keys have, too; to reach q and k z, and features, which are used twice
-        elementwise_backward=gradients * V + rows * V + reach * (gradients + 2 * rows * m),
-        # features, chunks' numbers; to reach q and k values, memories, and chunks' numbers
-        saved_bytes=item * rows * 2 * m + 8 * T * ways + reach * (item * (rows * V + T * memory) + 8 * T * ways),
-    )
-
-
-def _mixed_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    """The cost of far keys in chunks that also have near ones."""
-    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
-    C, T, F = band.chunk, band.chunks, len(band.mixed) * band.chunk
-    rows, pairs = int(F != 0) * G * T * C, G * T * C * F
-    beside = G * C * _beside(T, band.mixed)
-    return call.attending(pairs, m) + Cost(
-        elementwise_forward=2 * pairs + rows * (V + 1),  # block, sum; outputs and totals added to the memory's
-        elementwise_backward=beside * V + rows * V + reach * (2 * pairs + beside * m + 2 * rows * m),
-        # weights; to reach q and k the keys' features and values, and their mask
-        saved_bytes=item * pairs + reach * (item * G * T * F * (m + V) + C * F),
-    )
-
-
-def _joined_cost(call: CostedCall, band: Band) -> Cost:
-    """The cost of joining near and far outputs."""
-    (G, _, _, V), item, reach = call.sizes, call.item, call.reach
-    rows, sums = G * band.chunks * band.chunk, int(V != 1)
-    return Cost(
-        # Peak and factor, 9; far totals and outputs times their factor, added; divisors, quotient
-        elementwise_forward=rows * (14 + 3 * V),
-        # Quotient; the factor's products and their sums, added, exp, block; to reach q and k the far totals
-        elementwise_backward=rows * ((5 + sums) * V + 1 + (2 + sums) * V + 4 + reach),
-        # Factors, far totals and outputs, numerators, divisors; masks of factors and divisors
-        saved_bytes=item * rows * (3 + 2 * V) + 2 * rows,
-    )
-
-
-def _beside(T: int, offsets: list[int]) -> int:
-    """The number of chunks where gradients from these offsets are added up, for each offset but the first."""
-    return (len(offsets) - 1) * (T + max(0, -offsets[0]) + max(0, offsets[-1])) if offsets else 0
+    """The cost of softmax attention over the band of near keys, of far keys in chunks that also have near ones, and of
+    a memory of the features of far chunks, gathered and read."""
+    G, V, reach = call.B * call.H, call.V, call.reach
+    rows = G * band.chunks * band.chunk
+    near, mixed = (rows * len(offsets) * band.chunk for offsets in (band.offsets, band.mixed))
+    memory = product(2 * rows * m * V, 1 + reach) + product(rows * m, 2 * reach)
+    return call.attending(near) + call.attending(mixed, m) + memory
 
 
 MECHANISM = Mechanism(

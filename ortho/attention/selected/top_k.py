@@ -15,7 +15,6 @@ from ortho.attention.selected.selection import (
     Selecting,
     attend_to_mask,
     attend_to_tilings,
-    best_cost,
     best_positions,
     mask_of,
     selection_cost,
@@ -66,7 +65,6 @@ def top_k_cost(N: Size, K: Size, *, count: Size = COUNT, form: str = "fast", cau
     kept = min(count, N) if isinstance(N, int) else count
     return Selecting(
         choosing=2 * N * N * K,
-        comparing=N * (N + best_cost(N, count)),  # after blocking what cannot be attended to
         last_choosing=2 * N * K,
         work=[Work(N, N * kept, 1, 1)],
         last_work=[Work(1, kept, 1, 1)],

@@ -13,7 +13,6 @@ This form is for reading the algorithm and counting its cost. `softmax_attention
 """
 
 from collections.abc import Iterator
-from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -160,30 +159,18 @@ class _Flash(Kernel):
         return (*gradients, d_v, None, None, None, None)
 
 
-@partial(closed_form, symbols=False)
+@closed_form
 def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) -> Cost:
     """Closed-form cost of one self-attention call, in either form: sums over its tiles, so sizes must be numbers."""
     if call.form == "reference":
         return call.by(softmax_cost)
-    (G, N, K, V), item, reach = call.sizes, call.item, call.reach
-    sizes = [
-        (queries.stop - queries.start, keys.stop - keys.start, diagonal)
+    G, N, K, _ = call.sizes
+    pairs = G * sum(
+        (queries.stop - queries.start) * (keys.stop - keys.start)
         for queries, read in tiles(N, N, call.causal, (rows, columns))
-        for keys, diagonal in read
-    ]
-    tokens, pairs = G * N, G * sum(n * m for n, m, _ in sizes)
-    visits, blocked = G * sum(n for n, _, _ in sizes), G * sum(n * m for n, m, diagonal in sizes if diagonal)
-    products = call.attending(pairs) + call.held_keys()
-    return products + Cost(
-        backward=2 * pairs * K,  # scores again
-        # Scaled queries; maximum, subtract, exp, sum; the diagonal. For each row, each time a tile is read: maximum,
-        # share, and the sum and the gathered values times it. At the end the bounded sum, o, L.
-        elementwise_forward=tokens * K + 4 * pairs + blocked + visits * (V + 5) + tokens * (V + 3),
-        # Subtract, exp; the diagonal. To reach q and k: D; subtract, multiply; scale.
-        elementwise_backward=2 * pairs + blocked + reach * (2 * tokens * V + 2 * pairs + tokens * K),
-        saved_bytes=item * tokens * (2 * K + V + 1),
-        output_bytes=item * tokens * V,
+        for keys, _ in read
     )
+    return call.attending(pairs) + call.held_keys() + Cost(backward=2 * pairs * K)  # scores again
 
 
 MECHANISM = Mechanism(

@@ -10,9 +10,6 @@ from ortho._checks import attention_form, no_forward_derivative
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import (
-    FUSED_BACKWARD,
-    SOFTMAX_BACKWARD,
-    SOFTMAX_FORWARD,
     CostedCall,
     Mechanism,
     causal_pairs,
@@ -109,41 +106,27 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (q, scale) if scale > 0 else (-q, -scale)
 
 
-def materialised_cost(call: CostedCall, *, masks: Size, fills: int, keys: Size = None) -> Cost:
-    """The cost of `softmax_attention_reference` with `masks` masks (N, keys), made by index arithmetic; `keys` is N by
-    default. Blocked entries are filled `fills` times: 0 never, 1 before the softmax, 2 also after it."""
-    (G, N, K, V), reach = call.sizes, call.reach
-    M = N if keys is None else keys
-    pairs, operands = G * N * M, G * (N * K + M * (K + V))
-    products = call.attending(pairs) + call.held_keys(M)
-    return products + Cost(
-        # scale and softmax; blocked entries are filled, and their gradients zeroed
-        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD + fills),
-        elementwise_backward=reach * pairs * (1 + SOFTMAX_BACKWARD + fills),
-        # weights, also as they were before the second fill; masks, a byte per pair
-        saved_bytes=call.item * (pairs + reach * (pairs * (fills // 2) + operands)) + reach * masks * N * M,
-    )
+def materialised_cost(call: CostedCall, keys: Size = None) -> Cost:
+    """The cost of `softmax_attention_reference` with this number of keys, by default N."""
+    G, N, _, _ = call.sizes
+    return call.attending(G * N * (N if keys is None else keys)) + call.held_keys(keys)
 
 
 @closed_form
 def softmax_cost(call: CostedCall) -> Cost:
     """Closed-form cost of one self-attention call, in either form.
 
-    The reference computes all N^2 scores and keeps them, in float32 at least; a causal call merely blocks half of them.
-    The fused kernel computes only the causal half, keeps q, k, v and one log-sum-exp per row, and recomputes the scores
-    backward; it returns dq and dk whether or not they are needed (Dao et al. 2022, algorithms 1 and 4).
+    The reference computes all N^2 scores; a causal call merely blocks half of them. The fused kernel computes only the
+    causal half, and recomputes the scores backward; it returns dq and dk whether or not they are needed (Dao et al.
+    2022, algorithms 1 and 4).
     """
     if call.form == "reference":
-        return materialised_cost(call, masks=int(call.causal), fills=int(call.causal))
+        return materialised_cost(call)
     G, N, K, V = call.sizes
-    rows = G * N
-    pairs = G * causal_pairs(N) if call.causal else rows * N
+    pairs = G * (causal_pairs(N) if call.causal else N * N)
     return call.held_keys() + Cost(
         forward=2 * pairs * (K + V),
         backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
-        elementwise_forward=pairs * (1 + SOFTMAX_FORWARD),
-        elementwise_backward=FUSED_BACKWARD * pairs + 2 * rows * V,  # and the row's term, sum_v do * o
-        saved_bytes=call.itemsize * rows * (2 * K + V) + call.item * rows,
     )
 
 

@@ -38,30 +38,11 @@ def spans(queries: int, keys: int, tile: int, is_causal: bool) -> Iterator[Span]
         yield Span(number, start, stop, keys - queries + stop if is_causal else keys)
 
 
-class TileSums(NamedTuple):
-    """Sums over the tiles of a call with N queries and N keys: `number` of tiles; their `pairs`; `lone`, the pairs in
-    tiles with one query plus those in tiles with one key; their `keys`; `blocked`, if a causal call blocks any pair."""
-
-    number: Size
-    pairs: Size
-    lone: Size
-    keys: Size
-    blocked: int
-
-
-def tile_sums(N: Size, tile: Size, is_causal: bool) -> TileSums:
-    """The sums for N queries; a symbolic N stands for a multiple of `tile` greater than `tile`."""
+def tile_pairs(N: Size, tile: Size, is_causal: bool) -> Size:
+    """The pairs of all tiles of a call with N queries and keys; a symbolic N is a greater multiple of `tile`."""
     if not isinstance(N, int):
-        pairs = N * (N + tile) / 2 if is_causal else N * N
-        return TileSums(N / tile, pairs, 0, pairs / tile, int(is_causal))
-    sizes = [(s.stop - s.start, s.end) for s in spans(N, N, tile, is_causal)]
-    return TileSums(
-        number=len(sizes),
-        pairs=sum(n * m for n, m in sizes),
-        lone=sum(n * m * ((n == 1) + (m == 1)) for n, m in sizes),
-        keys=sum(m for _, m in sizes),
-        blocked=int(is_causal and N > 1),
-    )
+        return N * (N + tile) / 2 if is_causal else N * N
+    return sum((s.stop - s.start) * s.end for s in spans(N, N, tile, is_causal))
 
 
 @uncompiled  # its gradient needs the gradient of `scores`

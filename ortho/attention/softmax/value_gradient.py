@@ -39,7 +39,7 @@ from ortho._checks import Kernel, attention_form, once
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, State
 from ortho._weights import spread_heads
-from ortho.attention.mechanism import SOFTMAX_FORWARD, CostedCall, causal_pairs, closed_form
+from ortho.attention.mechanism import CostedCall, causal_pairs, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
 
@@ -351,25 +351,14 @@ _cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @closed_form
-def value_gradient_cost(call: CostedCall, *, sink: bool = False) -> Cost:
-    """Closed-form cost of one self-attention call, in either form, with or without a sink; q and k have no gradient.
+def value_gradient_cost(call: CostedCall) -> Cost:
+    """Closed-form cost of one self-attention call, in either form; q and k have no gradient.
 
     V is at most K, and in the fast form the kernel reads values as wide as keys.
     """
-    (G, N, K, V), c = call.sizes, channels(call.itemsize)
-    rows = G * N
+    (G, N, K, _), c = call.sizes, channels(call.itemsize)
     if call.form == "reference":
-        score = Cost(elementwise_forward=rows * (SOFTMAX_FORWARD + int(call.causal)), saved_bytes=call.item * rows)
-        return call._replace(qk_grad=False).by(softmax_cost) + (score if sink else Cost())
+        return call._replace(qk_grad=False).by(softmax_cost)
     forward = call._replace(V=K, qk_grad=False).by(softmax_cost)
-    pairs = G * causal_pairs(N) if call.causal else rows * N
-    shares = rows * (3 + V) if sink else 0  # one more term of the log-sum-exp, what is left of the weights, the output
-    return replace(
-        forward,
-        elementwise_forward=forward.elementwise_forward + shares,
-        backward=2 * pairs * (2 * K + 2 * c),
-        # The kernel's; L over the scale and its terms; the factors exp(M) and their products.
-        elementwise_backward=pairs * (1 + SOFTMAX_FORWARD) + rows * (1 + c + 1 + V),
-        saved_bytes=call.itemsize * rows * 2 * K + call.item * rows,
-        state_bytes=call.by(softmax_cost).state_bytes,
-    )
+    pairs = G * (causal_pairs(N) if call.causal else N * N)
+    return replace(forward, backward=2 * pairs * (2 * K + 2 * c), state_bytes=call.by(softmax_cost).state_bytes)

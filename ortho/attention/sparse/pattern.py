@@ -14,7 +14,6 @@ import torch
 from ortho._checks import attention_form, checked, past_length, uncompiled
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import flat_mask, masked_softmax
 from ortho.attention.softmax.softmax_attention import materialised_cost
@@ -84,7 +83,6 @@ class Pattern(ABC):
 
 @uncompiled
 @attention_form()
-@indexing()
 def pattern_attention_reference(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -110,7 +108,6 @@ def pattern_attention_reference(
 
 @uncompiled
 @attention_form()
-@indexing()
 def pattern_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -158,11 +155,7 @@ def pattern_of(mechanism: Mechanism) -> Pattern | None:
 
 @closed_form
 def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
-    """The cost of one self-attention call in closed form, for either form; takes symbols if `pattern.work` does.
-
-    Half precision costs what float32 does. The positions and tables of the tilings, a few integers per token and block,
-    are not counted.
-    """
+    """The cost of one self-attention call in closed form, for either form; takes symbols if `pattern.work` does."""
     if call.form == "reference":
-        return materialised_cost(call, masks=1, fills=2)
+        return materialised_cost(call)
     return tiled_cost(call, *(pattern.work(call.N, is_causal=call.causal, last=last) for last in (False, True)))

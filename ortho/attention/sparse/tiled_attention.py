@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ortho._checks import Kernel, no_autocast, once
 from ortho._cost import Cost
-from ortho.attention.indexing import indexing
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 
@@ -29,7 +28,6 @@ from ortho.attention.sparse.tiling import Tiling, Work, gather_rows
 NUMBERS = {"cpu": 2**19, "cuda": 2**27}
 
 
-@indexing()
 def tiled_attention(
     q: Tensor,
     k: Tensor,
@@ -81,7 +79,6 @@ class _TiledAttention(Kernel):
 
     @staticmethod
     @once
-    @indexing()
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, mask, o, L = ctx.saved_tensors
         reach_qk = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -303,25 +300,10 @@ def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
 def tiled_cost(call: CostedCall, work: Sequence[Work], last: Sequence[Work]) -> Cost:
     """The cost of `tiled_attention`, from the `work` of its tilings and from that of the tilings for the last query
     alone, `last`. The state is the keys and values."""
-    (G, N, K, V), reach = call.sizes, call.reach
-    rows, further = G * N, len(work) - 1
+    G, N, K, V = call.sizes
     pairs = G * sum(w.pairs for w in work)
-    places = G * sum(w.tiles * w.queries for w in work)
-    read = G * sum(w.blocks * w.keys for w in work)
     return call.attending(pairs) + Cost(
         backward=2 * pairs * K,  # scores again
-        # Queries are scaled. Per pair: score kept in range and hidden, maximum, subtract, exp2, sum. Per row of a tile:
-        # maximum and sum bounded, quotients, logarithm taken, added, bounded. Per row of each further tiling:
-        # difference, sigmoid in these units, outputs between the two, logarithms added.
-        elementwise_forward=rows * K + 6 * pairs + places * (V + 5) + further * rows * (V + 4),
-        # Per pair: score kept in range and hidden, subtract, exp2. What each tile adds to dV, and each further tiling.
-        # To reach q and k: the row's term, sum_v do o; subtract and multiply; what is added to dK and dQ; factors.
-        elementwise_backward=4 * pairs
-        + read * V
-        + further * rows * V
-        + reach * (2 * rows * V + 2 * pairs + read * K + 2 * further * rows * K + 2 * rows * K),
-        saved_bytes=call.item * rows * (2 * K + V + 1),  # q, k, v, a logarithm
         decode=2 * G * (K + V) * sum(w.pairs for w in last),
-        state_bytes=call.itemsize * rows * (K + V),
-        output_bytes=call.item * rows * V,
+        state_bytes=call.itemsize * G * N * (K + V),
     )

@@ -6,7 +6,6 @@ matrices; the fast form uses shifts, running sums and short bands, in time and m
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import product
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from ortho import _checks
 from ortho._checks import carried, checked, key_mask, no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.indexing import indexing
 from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
 from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
 
@@ -136,8 +134,7 @@ def positional_attention(
     # Heads with masks of their own, now or in an earlier call.
     apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
     heads, means, vectors = [], [], [sums[..., :0]]
-    counting = nullcontext() if torch.compiler.is_compiling() else indexing()  # the compiler does not know `indexing`
-    with no_autocast(v), counting:
+    with no_autocast(v):
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
         runs = _runs(patterns, apart)
         parts = v.split([count for _, _, count in runs], -3)

@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 class Call(NamedTuple):
     """The call that a cost describes: x (B, N, d) without a past, in a layer of H heads and max_length positions.
 
-    `shared` is 1 within a mixture, else 0. `rank` is `FactoredRandom`'s, `k1` `FactoredDense`'s.
+    `rank` is `FactoredRandom`'s, `k1` `FactoredDense`'s.
     """
 
     B: Size
@@ -40,7 +40,6 @@ class Call(NamedTuple):
     max_length: Size
     rank: Size
     k1: Size
-    shared: int
     input_grad: bool
     itemsize: int
 
@@ -88,10 +87,7 @@ class LogitSource(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def cost(cls, call: Call) -> Cost:
-        """The cost of a call's logits in closed form, with the addition of x's gradient to the layer's other paths.
-
-        Bytes are those kept besides x, the weights and what the layer keeps of v.
-        """
+        """The cost of a call's logits in closed form."""
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}"
@@ -138,13 +134,8 @@ class Random(LogitSource):
 
     @classmethod
     def cost(cls, call: Call) -> Cost:
-        entries, matrix = call.H * call.N**2, call.H * call.max_length**2
-        return Cost(
-            elementwise_forward=call.shared * entries,
-            elementwise_backward=call.shared * (2 + cls.trained) * entries,  # of the share: multiply, sum; of R
-            trained=matrix if cls.trained else 0,
-            frozen=0 if cls.trained else matrix,
-        )
+        matrix = call.H * call.max_length**2
+        return Cost(trained=matrix if cls.trained else 0, frozen=0 if cls.trained else matrix)
 
 
 class FixedRandom(Random):
@@ -184,9 +175,6 @@ class FactoredRandom(LogitSource):
         return Cost(
             forward=2 * call.N * factor,
             backward=4 * call.N * factor,
-            elementwise_forward=call.shared * factor,
-            elementwise_backward=3 * call.shared * factor,
-            saved_bytes=call.itemsize * call.shared * factor,
             decode=2 * call.N * call.H * call.rank,
             trained=2 * call.H * call.max_length * call.rank,
         )
@@ -218,13 +206,7 @@ class _Hidden(LogitSource):
         tokens = call.B * call.N * call.d
         product = 2 * tokens * call.d
         own = Cost(
-            forward=product,
-            backward=(1 + call.input_grad) * product,
-            elementwise_forward=tokens,  # ReLU
-            elementwise_backward=(1 + call.input_grad) * tokens,  # ReLU; sum of dx
-            saved_bytes=call.itemsize * tokens,
-            decode=2 * call.B * call.d**2,
-            trained=call.d**2,
+            forward=product, backward=(1 + call.input_grad) * product, decode=2 * call.B * call.d**2, trained=call.d**2
         )
         return own + Cost(**second)
 
@@ -252,9 +234,6 @@ class Dense(_Hidden):
             call,
             forward=2 * tokens * call.N,
             backward=4 * tokens * call.N,
-            elementwise_forward=call.shared * tokens,
-            elementwise_backward=3 * call.shared * tokens,
-            saved_bytes=call.itemsize * call.shared * tokens,
             decode=2 * call.B * call.d * call.N,
             trained=call.d * call.max_length,
         )
@@ -303,21 +282,16 @@ class FactoredDense(_Hidden):
 
     @classmethod
     def cost(cls, call: Call) -> Cost:
-        tokens, rows = call.B * call.N * call.d, call.B * call.N * call.H
+        tokens = call.B * call.N * call.d
         k1 = _block_count(call.max_length, call.k1)
         k2 = quotient(call.max_length, k1)
         a, b = k1, k2  # how many of the numbers a call computes
         if call.max_length != call.N:
             a, b = -(-call.N // k2), min(k2, call.N) if isinstance(call.N, int) else k2
-        logits = rows * a * b
         return cls._cost(
             call,
             forward=2 * tokens * (a + b),
             backward=4 * tokens * (a + b),
-            elementwise_forward=logits + call.shared * rows * a,
-            # times the other factor, summed over it; the sum of the hidden units' gradients
-            elementwise_backward=logits * (2 + (a != 1) + (b != 1)) + tokens + 3 * call.shared * rows * a,
-            saved_bytes=call.itemsize * rows * ((1 + call.shared) * a + b),
             decode=2 * call.B * call.d * (a + b),
             trained=call.d * (k1 + k2),
         )
@@ -352,9 +326,6 @@ class DotProduct(LogitSource):
         return Cost(
             forward=2 * product + scores,
             backward=2 * (1 + call.input_grad) * product + 2 * scores,
-            elementwise_forward=(1 + call.shared) * tokens,  # the scale
-            elementwise_backward=(1 + 3 * call.shared + 2 * call.input_grad) * tokens,
-            saved_bytes=call.itemsize * (2 + call.shared) * tokens,
             decode=4 * call.B * call.d**2 + 2 * call.B * call.d * call.N,
             state_bytes=call.itemsize * tokens,
             trained=2 * call.d**2,
