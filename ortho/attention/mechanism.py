@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from ortho._checks import FORMS as FORMS
 from ortho._checks import one_of
 from ortho._cost import Cost, product, quotient
-from ortho._typing import Size, State
+from ortho._typing import Size
+from ortho.attention.call import AttentionFunction
 
 
 def causal_pairs(N: Any) -> Any:
@@ -103,24 +102,6 @@ def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Call
     signed: Any = update_wrapper(function, form)
     signed.__signature__ = Signature([*by_position, *options, *kept[len(by_position) :]])
     return function
-
-
-@runtime_checkable
-class AttentionFunction(Protocol):
-    """The one signature of every mechanism: q (..., N, K), k (..., M, K), v (..., M, V) -> o (..., N, V)."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        is_causal: bool = False,
-        attn_mask: Tensor | None = None,
-        scale: float | None = None,
-        initial_state: State | None = None,
-        return_state: bool = False,
-    ) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)

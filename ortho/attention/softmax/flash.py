@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho import _checks
-from ortho._checks import Kernel, attention_form, checked, once, upcast
+from ortho import checks
+from ortho._checks import Kernel, once
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, State
+from ortho._typing import Float
+from ortho.attention.call import Call, attention_function, upcast
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
@@ -30,35 +31,21 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 ROWS, COLUMNS = 128, 512  # of a tile: a few such tiles of float32 fit in a CPU's cache
 
 
-@attention_form()
-def flash_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    rows: int = ROWS,
-    columns: int = COLUMNS,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function()
+def flash_attention(call: Call, *, rows: int = ROWS, columns: int = COLUMNS) -> Float[Tensor, "*batch N V"]:
     """`softmax_attention_reference` in tiles of `rows` queries and `columns` keys, in float32 at least.
 
     A causal call skips the tiles of keys after its queries. The backward pass needs q, k, v, the output and one number
     per query, which are kept. The result cannot be differentiated twice.
     """
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    mask = None
-    if attn_mask is not None:  # a mask that sequences share is not copied for each
-        mask = flat_mask(attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], k.shape[-2])
+    q, k, v, mask = call.q, call.k, call.v, None
+    if call.attn_mask is not None:  # a mask that sequences share is not copied for each
+        mask = flat_mask(call.attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], k.shape[-2])
     operands = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    o, _ = _Flash.apply(*operands, mask, scale, is_causal, (rows, columns))
+    o, _ = _Flash.apply(*operands, mask, call.factor, call.is_causal, (rows, columns))
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
-@checked(shapes=False)
 def log_sum_exp(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -67,7 +54,7 @@ def log_sum_exp(
     scale: float | None = None,
 ) -> Float[Tensor, "*batch N"]:
     """L of each query, the log-sum-exp of its scores, by the same tiles; without gradients."""
-    _checks.qkv(q, k, k, None, is_causal)
+    checks.operands(q, k, k, is_causal=is_causal, attn_mask=None)
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     flat_q, flat_k = (upcast(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
     _, L = _forward(flat_q * scale, flat_k, flat_k, None, is_causal, (ROWS, COLUMNS))

@@ -1,62 +1,43 @@
 r"""Softmax attention, $o_i = \sum_j \mathrm{softmax}_j(q_i^T k_j / \sqrt{K})\, v_j$ (Vaswani et al. 2017, eq. 1)."""
 
-from math import sqrt
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho._checks import attention_form, no_forward_derivative
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import (
     CostedCall,
     Mechanism,
     causal_pairs,
     closed_form,
 )
-from ortho.attention.scores import blocked_pairs, masked_softmax
+from ortho.attention.scores import masked_softmax
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
-@attention_form()
-def softmax_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function(bias=True)
+def softmax_attention_reference(call: Call) -> Float[Tensor, "*batch N V"]:
     r"""Softmax attention as its formula reads, with the N x M matrix of weights materialised, in float32 at least.
 
-    `attn_mask` broadcasts to (..., N, M), True = may attend; a row with nothing to attend to gives zeros. `is_causal`
-    lets query i attend to keys 0..i. `scale` defaults to $1/\sqrt{K}$. `initial_state` holds earlier keys and values,
-    which every query may attend to (the mask then spans them too); with `return_state` the result is (o, state).
+    `attn_mask` broadcasts to (..., N, M), True = attend; a row with nothing to attend to gives zeros. A mask of numbers
+    is added to the scores. `is_causal` lets query i attend to keys 0..i. `scale` defaults to $1/\sqrt{K}$.
+    `initial_state` holds earlier keys and values, which every query may attend to (the mask then spans them too); with
+    `return_state` the result is (o, state).
 
-    Raises TypeError or ValueError, naming the argument, for operands that do not fit together or are not finite.
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together.
     """
-    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
-    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v  # only a mask can block a whole row
+    scores = call.q @ call.k.mT * call.factor  # (..., N, M)
+    if call.bias is not None:
+        scores = scores + call.bias
+    # only a mask can block a whole row
+    return masked_softmax(scores, call.blocked, empty_rows=call.attn_mask is not None) @ call.v
 
 
-@attention_form(upcasts=False)
-def softmax_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function(bias=True, upcasts=False)
+def softmax_attention(call: Call) -> Float[Tensor, "*batch N V"]:
     """`softmax_attention_reference` through PyTorch's fused kernels; no matrix of weights is kept.
 
     A mask that differs between queries is kept, as a bias of the scores.
@@ -66,26 +47,32 @@ def softmax_attention(
     dtype (float64 on CUDA) raises PyTorch's RuntimeError rather than falling back. The kernels add a mask to the
     scores: if the scores of hidden keys leave the range of the dtype, rows are NaN.
     """
+    q, k, v = call.q, call.k, call.v
     if v.shape[-1] != q.shape[-1]:
         raise ValueError(f"v: expected width {q.shape[-1]} like q, for the fused kernel, got shape {tuple(v.shape)}")
-    is_causal = is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
-    if is_causal and attn_mask is None and initial_state is None:
-        return _fused(q, k, v, None, True, scale)
-    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    return _fused(q, k, v, blocked, False, scale)
+    call.is_causal = call.is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
+    if call.is_causal and call.attn_mask is None and not call.past:
+        return _fused(q, k, v, None, True, call.scale)
+    return _fused(q, k, v, call.blocked, False, call.scale, call.bias)
 
 
 def _fused(
-    q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, is_causal: bool, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocked: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    added: Tensor | None = None,
 ) -> Float[Tensor, "*batch N V"]:
     """`scaled_dot_product_attention` on any number of leading axes, without its materialised fallback."""
-    no_forward_derivative(q, k, v)
     lead = q.shape[:-2]
     if scale is not None:
         q, scale = positive_scale(q, scale)
     bias = None
     if blocked is not None:  # made before it is spread over the heads: most kernels would make one for each
-        bias = torch.zeros(blocked.shape, dtype=q.dtype, device=q.device).masked_fill(blocked, -torch.inf)
+        none = torch.zeros(blocked.shape, dtype=q.dtype, device=q.device) if added is None else added.to(q.dtype)
+        bias = none.masked_fill(blocked, -torch.inf)
         # the kernels broadcast some leading axes and not others
         bias = bias.expand(torch.broadcast_shapes(bias.shape, (*lead, 1, k.shape[-2])))
         bias = bias if q.dim() == 4 else bias.reshape(1, -1, *bias.shape[-2:])

@@ -34,11 +34,12 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad
 
-from ortho import _checks
-from ortho._checks import Kernel, attention_form, once
+from ortho import checks
+from ortho._checks import Kernel, once
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, State
+from ortho._typing import Bool, Float
 from ortho._weights import spread_heads
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, causal_pairs, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
@@ -47,80 +48,51 @@ aten = torch.ops.aten
 HAS_TRITON = find_spec("triton") is not None  # it comes with PyTorch's builds for GPUs
 
 
-def _constants(q: Tensor, k: Tensor, _: Tensor, *, sink: float | None = None, **__: Any) -> None:
+def _constants(call: Call, sink: float | None) -> None:
+    """ValueError for queries or keys that need a gradient, those of a state too, since they would get none."""
     largest = torch.finfo(torch.float32).max
-    _checks.expect(sink is None or abs(sink) <= largest, "sink", f"a number of at most {largest:.3g} in size", sink)
-    for name, x in (("q", q), ("k", k)):
-        if isinstance(x, Tensor) and x.requires_grad:
+    checks.expect(sink is None or abs(sink) <= largest, "sink", f"a number of at most {largest:.3g} in size", sink)
+    for name, x in (("q", call.q), ("initial_state" if call.past else "k", call.k)):
+        if x.requires_grad:
             raise ValueError(f"{name}: expected a constant without a gradient, got a tensor that needs one")
 
 
-def _constant_state(k: Tensor) -> None:
-    """ValueError if keys that were checked have a gradient through those of the state before them."""
-    if k.requires_grad:
-        raise ValueError("initial_state: expected constant keys without a gradient, got a tensor that needs one")
-
-
-@attention_form(check=_constants)
-def value_gradient_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    sink: float | int | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function()
+def value_gradient_attention_reference(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
     """Softmax attention as its formula reads, for queries and keys without gradients, with a `sink` if one is given.
 
     Takes, returns and raises what `softmax_attention_reference` does. It also raises ValueError for a q or k that needs
     a gradient, since it would get none.
     """
-    _constant_state(k)
-    scores = q @ k.mT * (1 / sqrt(q.shape[-1]) if scale is None else scale)  # (..., N, M)
-    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
+    _constants(call, sink)
+    scores, blocked = call.q @ call.k.mT * call.factor, call.blocked  # (..., N, M)
     if sink is None:
-        return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
+        return masked_softmax(scores, blocked, empty_rows=call.attn_mask is not None) @ call.v
     if blocked is not None:
         blocked = pad(blocked.expand(torch.broadcast_shapes(blocked.shape, scores.shape[-1:])), (1, 0), value=False)
     scores = pad(scores, (1, 0), value=sink)
-    return masked_softmax(scores, blocked, empty_rows=False)[..., 1:] @ v
+    return masked_softmax(scores, blocked, empty_rows=False)[..., 1:] @ call.v
 
 
-@attention_form(upcasts=False, check=_constants)
-def value_gradient_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    sink: float | int | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function(upcasts=False)
+def value_gradient_attention(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
     """`value_gradient_attention_reference` by fused kernels, forward and backward; keeps q, k and a number per row.
 
     Takes and returns the same, for values at most as wide as keys; narrower ones are padded with zeros to K. V > K
     raises ValueError, and a device without a fused kernel for the dtype raises PyTorch's RuntimeError. The result
     cannot be differentiated twice.
     """
-    _constant_state(k)
+    _constants(call, sink)
+    q, k, v = call.q, call.k, call.v
     if v.shape[-1] > q.shape[-1]:
         wanted = f"at most the width {q.shape[-1]} of q, for the fused kernel"
         raise ValueError(f"v: expected {wanted}, got shape {tuple(v.shape)}")
-    mask, in_kernel = _mask(q.shape, k.shape[-2], is_causal, attn_mask, initial_state is not None, q.device)
+    mask, in_kernel = _mask(q.shape, k.shape[-2], call.is_causal, call.attn_mask, bool(call.past), q.device)
     flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (v, q, k)]
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     if torch.is_grad_enabled() and v.requires_grad:
-        o = _ValueGradient.apply(flat[0], mask, None, in_kernel, scale, sink, *flat[1:])
+        o = _ValueGradient.apply(flat[0], mask, None, in_kernel, call.factor, sink, *flat[1:])
     else:
-        _checks.untransformed(*flat)
-        o = attend(flat[1], flat[2], flat[0], mask, in_kernel, scale, sink)[0]
+        o = attend(flat[1], flat[2], flat[0], mask, in_kernel, call.factor, sink)[0]
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
@@ -144,9 +116,9 @@ def recomputed_attention(
     a bool, and if v does not fit the projection's keys.
     """
     if not isinstance(is_causal, bool):
-        raise TypeError(f"is_causal: expected True or False, got {_checks.describe(is_causal)}")
+        raise TypeError(f"is_causal: expected True or False, got {checks.describe(is_causal)}")
     if attn_mask is not None:
-        _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
+        checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
     return _ValueGradient.apply(v, mask, projection, in_kernel, None, sink, x, *_tensors(projection).values())
 
