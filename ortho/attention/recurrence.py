@@ -6,8 +6,8 @@ for each channel of the keys, and writes a value at its key with strength $\beta
 $$S_t = \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t u_t^T, \qquad o_t = S_t^T q_t .$$
 
 Linear attention, FAVOR+ and state-space duality write the value, $u_t = v_t$. The delta rules *erase*: they write what
-the state lacks, $u_t = v_t - a_t S_{t-1}^T k_t$. Attention that is divided by its weights' sum is the same with a column
-of ones beside the values. In a call that is not causal every query reads the state after the last key.
+the state lacks, $u_t = v_t - a_t S_{t-1}^T k_t$. Attention that is divided by its weights' sum is the same with a
+column of ones beside the values. In a call that is not causal every query reads the state after the last key.
 
 **In chunks.** Let $\gamma_i$ be the sum of the logarithms of a chunk's decays up to token i, $\Gamma_{ij} = e^{\gamma_i
 - \gamma_j}$ for $j \le i$, and S the state before the chunk. What is written, U, solves
@@ -32,7 +32,7 @@ import torch
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from ortho._typing import Float, Tensor
+from ortho._typing import Float, Size, Tensor
 from ortho.attention.kernel import once
 
 # Within chunks of C tokens the weights are materialised, N C numbers; from chunk to chunk a state is carried, N K V / C
@@ -136,6 +136,14 @@ def chunks(length: int, chunk: int) -> tuple[int, int]:
     number = -(-length // chunk)
     width = -(-length // number)
     return width, number * width - length
+
+
+def equal_chunks(length: Size, chunk: Size) -> tuple[Size, Size]:
+    """(the width of these chunks, their number); a symbol stands for a multiple of `chunk`."""
+    if not isinstance(length, int):
+        return chunk, length / chunk
+    width, behind = chunks(length, chunk)
+    return width, (length + behind) // width
 
 
 def cut(x: Tensor, width: int) -> Tensor:
@@ -298,7 +306,8 @@ def _solved(k: Tensor, v: Tensor, beta: Tensor, decays: Any) -> tuple[Tensor, ..
     products, inverse = k.new_empty(G, n, C, C), k.new_empty(G, n, C, C)
     erased, errors = k.new_empty(k.shape), v.new_empty(v.shape)
     for tile in _tiles(G, n, k.is_cuda):
-        kt, vt, bt, Mt, Tt, Wt, et, wt, gt = _flat(tile, k, v, beta, products, inverse, erased, errors, within, from_start)
+        kt, vt, bt, Mt, Tt, Wt, et = _flat(tile, k, v, beta, products, inverse, erased, errors)
+        wt, gt = _flat(tile, within, from_start)
         torch.bmm(kt, kt.mT, out=Mt).tril_(-1)
         if wt is not None:
             Mt.mul_(wt)
@@ -362,9 +371,7 @@ def _solve_backward(
         d_k.baddbmm_(d_M + d_M.mT, k).add_(by_erasing)
 
 
-def _read(
-    q: Tensor, k: Tensor, written: Tensor, before: Tensor, decays: Any, steps: int
-) -> tuple[Tensor, Tensor]:
+def _read(q: Tensor, k: Tensor, written: Tensor, before: Tensor, decays: Any, steps: int) -> tuple[Tensor, Tensor]:
     """(O, the weights tril(Q K^T) o Gamma); a query reads after every `steps` keys."""
     within, from_start, _ = decays
     G, n, tokens, _ = q.shape

@@ -10,19 +10,18 @@ and `dense_features` have maps on random rows.
 from abc import ABC, abstractmethod
 from functools import partial
 from math import inf, nan
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.nn.functional import pad
+from torch.autograd import Function
 
-from ortho import _checks
-from ortho._checks import attention_form, carried, checked, known_tokens, past_length
+from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Int, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, default_chunk, equal_chunks, pad_tokens
-from ortho.attention.linear.linear_kernels import AllAtOnce, Chunked, divisors
+from ortho.attention.call import Call, attention_function
+from ortho.attention.kernel import once
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.scores import blocked_pairs
+from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks
 
 
 class Features(NamedTuple):
@@ -78,7 +77,6 @@ class FeatureMap(ABC):
         return Cost()
 
 
-@checked(values=False)
 def kernel_weights(
     feature_map: FeatureMap,
     q: Float[Tensor, "*batch N K"],
@@ -87,17 +85,20 @@ def kernel_weights(
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
-    q_start: int = 0,
-    same_tokens: bool = False,
 ) -> Float[Tensor, "*batch N M"]:
     r"""The weights $\kappa(q_i, k_j)$ of all pairs, not yet divided by their row sums; 0 where attention is blocked.
 
-    If the map has a `log_k`, each row is scaled by some factor. `q_start` is the number of keys before the first
-    query's own; `same_tokens` is as in `linear_attention_reference`.
+    If the map has a `log_k`, each row is scaled by some factor.
     """
-    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    hidden = None if attn_mask is None else ~attn_mask.expand(*q.shape[:-1], k.shape[-2]).any(-2)
-    f = feature_map(q, k, scale=scale, q_start=q_start, hidden=hidden, hidden_q=hidden if same_tokens else None)
+    return _weights(Call(q, k, k, is_causal, attn_mask, scale), feature_map, same_tokens=False)
+
+
+def _weights(call: Call, feature_map: FeatureMap, same_tokens: bool) -> Float[Tensor, "*batch N M"]:
+    blocked, hidden = call.blocked, None
+    if call.attn_mask is not None:
+        hidden = ~call.attn_mask.expand(*call.q.shape[:-1], call.k.shape[-2]).any(-2)
+    positions = {"scale": call.scale, "q_start": call.past}
+    f = feature_map(call.q, call.k, **positions, hidden=hidden, hidden_q=hidden if same_tokens else None)
     weights = f.q @ f.k.mT  # (..., N, M)
     if f.log_k is not None:
         s = f.log_k[..., None, :]
@@ -107,66 +108,28 @@ def kernel_weights(
     return weights if blocked is None else weights.masked_fill(blocked, 0)
 
 
-def _same_tokens(q: Tensor, k: Tensor, _: Tensor, *, same_tokens: bool = False, **__: object) -> None:
-    known_tokens(same_tokens, q, k)
-
-
-@attention_form(check=_same_tokens)
+@attention_function()
 def linear_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    feature_map: FeatureMap,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-    same_tokens: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, feature_map: FeatureMap, same_tokens: bool = False
+) -> Float[Tensor, "*batch N V"]:
     """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
     Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`, except for `scale`,
     which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
     map that looks at the whole sequence then also leaves out the queries at the positions of hidden keys. A row whose
-    weights are all 0 gives 0. On the CPU, rows whose weights leave the range of the dtype raise ValueError.
+    weights are all 0 gives 0, and one whose weights leave the range of the dtype gives NaN.
     """
-    _refuse_parts(feature_map, is_causal, initial_state, return_state)
-    weights = kernel_weights(
-        feature_map,
-        q,
-        k,
-        is_causal=is_causal,
-        attn_mask=attn_mask,
-        scale=scale,
-        q_start=past_length(initial_state),
-        same_tokens=same_tokens,
-    )
+    _refuse_parts(call, feature_map, same_tokens)
+    weights = _weights(call, feature_map, same_tokens)
     total = weights.sum(-1, keepdim=True)
     # A quotient rather than a product with 1 / total: the gradient of 1 / total squares it and may overflow.
-    o = weights @ v / divisors(total)
-    blocked = None
-    if attn_mask is not None:
-        blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    return _in_range(o, total, feature_map, blocked)
+    return _in_range(weights @ call.v / _divisors(total), total, feature_map, call.blocked)
 
 
-@attention_form(fixed_state=True, check=_same_tokens)
+@attention_function(keeps="sums")
 def linear_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    feature_map: FeatureMap,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-    same_tokens: bool = False,
-    chunk: int | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, feature_map: FeatureMap, same_tokens: bool = False, chunk: int | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`linear_attention_reference` in time and memory linear in N; a causal call works in chunks of at most `chunk`.
 
     The default is 64 tokens; on a GPU it is larger for long sequences, so that there are at most 128 chunks. Everything
@@ -177,84 +140,118 @@ def linear_attention(
     its state kept, in float32: sums over a long sequence overflow float16. The result cannot be differentiated twice;
     the reference's can.
 
-    Raises ValueError for an `attn_mask` that is not one row for all queries, or that is given with an initial state,
-    whose keys are already summed; and, on the CPU, for features so small or large that a row's weights leave the range
-    of the dtype (elsewhere such a row is NaN, since checking would stall the device).
+    Raises ValueError for an `attn_mask` that is not one row for all queries.
     """
-    _refuse_parts(feature_map, is_causal, initial_state, return_state)
-    length = q.shape[-2]
-    S, z, peak, start = _memory(initial_state, feature_map, k, v)
-    hidden = None if attn_mask is None else ~attn_mask  # (..., M)
-    hidden_q = hidden if same_tokens else None
-    f = feature_map(q, k, scale=scale, q_start=start, k_start=start, hidden=hidden, hidden_q=hidden_q)
+    _refuse_parts(call, feature_map, same_tokens)
+    q, k, v = call.q, call.k, call.v
+    S, peak, start = _memory(call, feature_map)
+    hidden = None if call.key_mask is None else ~call.key_mask  # (..., M)
+    places = {"scale": call.scale, "q_start": start, "k_start": start}
+    f = feature_map(q, k, **places, hidden=hidden, hidden_q=hidden if same_tokens else None)
     if (f.log_k is not None) != feature_map.scales_keys:
         raise TypeError(f"feature_map: expected a log_k if and only if it scales keys, got {feature_map!r}")
-    phi_k, s = f.k, f.log_k
-    if hidden is not None:
-        phi_k = phi_k.masked_fill(hidden[..., None], 0)
-        # Below all others; not -inf, since -inf minus itself is NaN.
-        s = None if s is None else s.masked_fill(hidden, torch.finfo(s.dtype).min)
-    before, peak = peak, None if peak is None or s is None else torch.maximum(peak, s.amax(-1))
-    if is_causal and length > 1:  # a lone query is the last: it has no future
-        width, behind = chunks(length, default_chunk(q) if chunk is None else chunk)
-        s = s if s is None or not behind else pad(s, (0, behind), value=-inf)
-        o, total, S, z = Chunked.apply(*(pad_tokens(x, behind) for x in (f.q, phi_k, v)), S, z, s, before, width)
-        o, total = o[..., :length, :], total[..., :length, :]
-    else:
-        scales = None
-        if before is not None and peak is not None and s is not None:
-            fade = (before - peak).exp()[..., None]
-            S, z = S * fade[..., None], z * fade
-            scales = (s - peak[..., None]).exp()[..., None]  # (..., M, 1)
-        o, total, S, z = AllAtOnce.apply(f.q, phi_k, v, S, z, scales)
+    phi_k = f.k if hidden is None else f.k.masked_fill(hidden[..., None], 0)
+    strengths = fades = None
+    causal = call.is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
+    if f.log_k is not None and peak is not None:
+        strengths, fades, peak = _scales(f.log_k, peak, hidden, causal)
+    sums, S = in_chunks(f.q, phi_k, _with_ones(v), strengths, fades, S, is_causal=causal, erase=False, chunk=chunk)
+    o, total = _Quotient.apply(sums)
     blocked = None
     if hidden is not None:
-        blocked = hidden.cummin(-1).values[..., None] if is_causal else hidden[..., None, :]
+        blocked = hidden.cummin(-1).values[..., None] if causal else hidden[..., None, :]
     o = _in_range(o, total, feature_map, blocked)
     seen = (torch.as_tensor(start + k.shape[-2], device=k.device),) if feature_map.positional else ()
-    return o, (S, z, *(() if peak is None else (peak,)), *seen)
+    return o, (S[..., :-1], S[..., -1], *(() if peak is None else (peak,)), *seen)
 
 
-def _refuse_parts(feature_map: FeatureMap, is_causal: bool, initial_state: State | None, return_state: bool) -> None:
-    """Raise ValueError if a map that looks at the whole sequence would see it in parts."""
-    if not feature_map.causal and (is_causal or return_state or initial_state is not None):
-        name = "is_causal" if is_causal else "return_state" if return_state else "initial_state"
+def _with_ones(v: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch N V+1"]:
+    """Values beside a column of ones: its sums with the weights are the rows' totals."""
+    return torch.cat([v, torch.ones_like(v[..., :1])], -1)
+
+
+class _Quotient(Function):
+    """Sums (..., N, V + 1), the last column of which are the rows' totals -> (o (..., N, V), the totals). A row without
+    weight gives 0."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
+        total = sums[..., -1:].clone()
+        o = sums[..., :-1] / _divisors(total)
+        ctx.save_for_backward(o, total)
+        ctx.mark_non_differentiable(total)
+        return o, total
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_o: Tensor, _: Tensor) -> Tensor:
+        o, total = ctx.saved_tensors
+        d_sums = o.new_empty(*o.shape[:-1], o.shape[-1] + 1)
+        torch.div(d_o, _divisors(total), out=d_sums[..., :-1])
+        torch.sum(d_sums[..., :-1] * o, -1, out=d_sums[..., -1]).neg_()
+        return d_sums
+
+
+def _divisors(totals: Tensor) -> Tensor:
+    """What to divide rows by: their totals, but infinity for rows without weight, which become 0, or with so little
+    that a gradient divided by it would leave the range of the dtype."""
+    limits = torch.finfo(totals.dtype)
+    return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
+
+
+def _scales(
+    s: Float[Tensor, "*batch M"], peak: Float[Tensor, "*batch"], hidden: Bool[Tensor, "*batch M"] | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys' scales as strengths and decays of the state, and the new peak: the state is divided by the largest
+    scale so far. So every exponent is at most 0, and nothing that a row reads depends on later keys."""
+    lowest = torch.finfo(s.dtype).min
+    s = s if hidden is None else s.masked_fill(hidden, lowest)
+    peaks = torch.cat([peak[..., None], s], -1).cummax(-1).values  # (..., 1 + M)
+    after = peaks[..., 1:]
+    if not causal:  # one scale for all keys
+        after = peaks[..., -1:].expand_as(s)
+    fades = torch.cat([peaks[..., :1], after[..., :-1]], -1) - after
+    # `lowest` less a positive number is -inf: a state of no keys, whose decay is 0
+    return (s - after).exp(), fades.clamp(min=lowest), peaks[..., -1]
+
+
+def _refuse_parts(call: Call, feature_map: FeatureMap, same_tokens: bool) -> None:
+    """Raise ValueError if a map that looks at the whole sequence would see it in parts, and for `same_tokens` of
+    sequences that differ in length."""
+    past = call.past or bool(call.state)
+    if not feature_map.causal and (call.is_causal or call.return_state or past):
+        name = "is_causal" if call.is_causal else "return_state" if call.return_state else "initial_state"
         raise ValueError(
             f"{name}: expected a feature map that looks at one token at a time, got {type(feature_map).__name__}, "
             "which looks at the whole sequence unless it is given what it would find there"
         )
+    N, M = call.q.shape[-2], call.k.shape[-2] - call.past
+    checks.expect(not same_tokens or N == M, "same_tokens", f"False for {N} queries and {M} keys", same_tokens)
 
 
-def _memory(
-    state: State | None, feature_map: FeatureMap, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None, int | Tensor]:
-    """(S, z, peak, start) from the state; without a state, sums of no keys, the lowest peak and position 0."""
-    lead, m, V = tuple(k.shape[:-2]), feature_map.width(k.shape[-1]), v.shape[-1]
-    parts = {"S": ((*lead, m, V), v.dtype), "z": ((*lead, m), v.dtype)}
-    if state is None:
+def _memory(call: Call, feature_map: FeatureMap) -> tuple[Tensor, Tensor | None, int | Tensor]:
+    """(S beside z (..., m, V + 1), the peak, the number of tokens seen) of the state; without one, sums of no keys."""
+    v, lead, m = call.v, call.k.shape[:-2], feature_map.width(call.k.shape[-1])
+    if not call.state:
         peak = v.new_full(lead, torch.finfo(v.dtype).min) if feature_map.scales_keys else None
-        return v.new_zeros(parts["S"][0]), v.new_zeros(parts["z"][0]), peak, 0
-    parts |= {"peak": (lead, v.dtype)} if feature_map.scales_keys else {}
-    parts |= {"seen": ((), torch.int64)} if feature_map.positional else {}
-    given = zip(parts, _checks.state(state, *parts), strict=True)
-    named = {name: carried(name, value, *parts[name]) for name, value in given}
-    return named["S"], named["z"], named.get("peak"), named.get("seen", 0)
+        return v.new_zeros(*lead, m, v.shape[-1] + 1), peak, 0
+    names = ["S", "z", *["peak"] * feature_map.scales_keys, *["seen"] * feature_map.positional]
+    parts = dict(zip(names, checks.state(call.state, *names), strict=True))
+    S = checks.carried("S", parts["S"], (*lead, m, v.shape[-1]), v)
+    z = checks.carried("z", parts["z"], (*lead, m), v)
+    peak = parts.get("peak")
+    if peak is not None:
+        checks.carried("peak", peak, lead, v)
+    return torch.cat([S, z[..., None]], -1), peak, parts.get("seen", 0)
 
 
 def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor | None) -> Tensor:
-    """The rows o (..., N, V), if their totals (..., N, 1) are within the range of the dtype and not so small that few
-    digits are left. Other rows raise ValueError on the CPU and are NaN elsewhere, unless they are wholly `blocked`.
-    """
-    shown = _checks.shows_values(total)
-    if not (shown or _checks.reads_values(total)):
-        return o
+    """The rows o (..., N, V), NaN where their totals (..., N, 1) leave the range of the dtype, or are so small that few
+    digits are left, unless they are wholly `blocked`."""
     limits = torch.finfo(total.dtype)
     least = {"signed": -limits.max, "non-negative": 0.0, "positive": limits.tiny / limits.eps}[feature_map.weights]
     total = total.detach() if blocked is None else total.detach().masked_fill(blocked.all(-1, keepdim=True), 1)
-    if shown:
-        return o.masked_fill(~((total >= least) & (total <= limits.max)), nan)
-    _checks.within("q, k", f"row sums of the {total.dtype} weights", total, least, limits.max)
-    return o
+    return o.masked_fill(~((total >= least) & (total <= limits.max)), nan)
 
 
 @closed_form
@@ -267,14 +264,14 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
     if call.causal and not feature_map.causal:
         raise ValueError("causal: expected False with a feature map that looks at the whole sequence, got True")
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
-    scaled, reach = int(feature_map.scales_keys), call.reach
+    reach = call.reach
     m = feature_map.width(K) if m is None else m
     mapped = feature_map.cost(G, N, N, K, m)
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
     decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
-    gathered = 2 * G * m * (V + scaled) * (1 if recurrent else N)
-    state = item * G * (m * (V + 1) + scaled) + 8 * int(feature_map.positional)
-    return _products(call, m, chunk, scaled) + Cost(
+    gathered = 2 * G * m * (V + 1) * (1 if recurrent else N)
+    state = item * G * (m * (V + 1) + int(feature_map.scales_keys)) + 8 * int(feature_map.positional)
+    return _products(call, m, chunk) + Cost(
         forward=mapped.forward,
         backward=reach * mapped.backward,
         decode=decoded + (gathered + 2 * G * m * (V + 1) if fast else 2 * G * N * (m + V)),
@@ -282,17 +279,17 @@ def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: i
     )
 
 
-def _products(call: CostedCall, m: Size, chunk: int, scaled: int) -> Cost:
-    """The products with m features; `scaled`, 0 or 1, says whether z is gathered by a product, too."""
+def _products(call: CostedCall, m: Size, chunk: int) -> Cost:
+    """The products with m features, and with values beside a column of ones."""
     (G, N, _, V), reach = call.sizes, call.reach
     if call.form == "reference":
         return call.attending(G * N * N, m)
     in_chunks = call.causal and N != 1
     width, number = equal_chunks(N, chunk) if in_chunks else (N, 1)
     rows = G * number * width  # with the padding past the end
-    # The memory: gather and read S, read z; with scales, gather z. In a chunk: weights, outputs.
-    memory = product(2 * rows * m * V, 1 + reach) + product(rows * m, 1) + Cost(forward=2 * rows * m * scaled)
-    return memory + call.attending(rows * width, m) if in_chunks else memory
+    # The memory: gather and read S and z. In a chunk: weights, outputs.
+    memory = product(2 * rows * m * (V + 1), 1 + reach)
+    return memory + call._replace(V=V + 1).attending(rows * width, m) if in_chunks else memory
 
 
 def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:
