@@ -11,7 +11,7 @@ from ortho import MECHANISMS
 GATES = {"beta", "log_decay", "step", "rate"}
 NAMES = [name for name, m in MECHANISMS.items() if m.family == "recurrent" and GATES.issuperset(m.gates)]
 ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
-NORMALISING = [name for name in NAMES if "normalise" in signature(MECHANISMS[name].reference).parameters]
+NORMALISING = [name for name in NAMES if "qk_l2norm" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]
 FUNCTIONS = {(name, form): MECHANISMS[name].form(form) for name in NAMES for form in FORMS}
 SCALES = {"gla": 0.5}  # the factor of queries of width 4, where it is not 1

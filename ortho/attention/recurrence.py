@@ -416,9 +416,11 @@ def _read_backward(
         torch.bmm((qt if gt is None else qt * gt[:, read]).mT, d_ot, out=d_St)
         if d_qt is None and d_kt is None and d_gt is None:
             continue
-        d_at, by_reading = torch.bmm(d_ot, ut.mT), torch.bmm(d_ot, St.mT)
-        if gt is not None:
-            by_reading.mul_(gt[:, read])
+        d_at, by_reading = torch.bmm(d_ot, ut.mT), None
+        if d_qt is not None or d_gt is not None:
+            by_reading = torch.bmm(d_ot, St.mT)
+            if gt is not None:
+                by_reading.mul_(gt[:, read])
         if d_gt is not None:
             rows, columns = _sums(d_at, at)
             d_gt[:, read].add_(rows).add_((qt * by_reading).sum(-1, keepdim=True))

@@ -12,7 +12,7 @@ from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
-from ortho.attention.chunking import CHUNK
+from ortho.attention.recurrence import CHUNK
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.attention.untrained.patterns import Gaussian
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named

@@ -46,7 +46,6 @@ from scipy.special import ndtr
 from ortho._checks import all_checked, expect, indices, one_of, positive_int, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
-from ortho.attention.recurrent.recurrence import recurrence
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.transitions import unit_keys
 
@@ -134,10 +133,10 @@ def answers(
     strength = torch.full_like(k[..., 0], beta)
     log_decay = None if decay == 1 else torch.full_like(strength, decay).log()
     if memory == "delta":
-        found: Any = delta_rule(k, k, v, beta=strength, log_decay=log_decay, normalise=False)
+        found: Any = delta_rule(k, k, v, beta=strength, log_decay=log_decay, qk_l2norm=False)
         return found
     empty = v.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1])
-    return recurrence(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
+    return token_by_token(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
 def sampled_errors(
@@ -235,7 +234,7 @@ def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "ma
             for first, last in pairwise(cuts):
                 tokens = slice(first, last)
                 one: dict[str, Any] = {"beta": beta[:, tokens], "initial_state": (S,), "return_state": True}
-                _, (S,) = delta_rule(k[:, -1:], k[:, tokens], v[:, tokens], normalise=False, **one)
+                _, (S,) = delta_rule(k[:, -1:], k[:, tokens], v[:, tokens], qk_l2norm=False, **one)
                 S = S.to(state).to(wide)
             found.append(S)
     return torch.stack(found)

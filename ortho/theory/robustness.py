@@ -63,7 +63,7 @@ def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, stat
     """The state after writing the pairs in their order, with steps of size eta."""
     rates = k.new_full(k.shape[:-1], eta)
     result: Any = ttt_attention(
-        k[:, :1], k, v, loss=loss, eta=rates, batch=batch, normalise=False, initial_state=state, return_state=True
+        k[:, :1], k, v, loss=loss, eta=rates, batch=batch, qk_l2norm=False, initial_state=state, return_state=True
     )
     return result[1]
 

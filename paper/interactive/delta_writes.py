@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho.attention.recurrent.recurrence import recurrence
+from ortho.attention.recurrence import token_by_token
 from paper.interactive.markup import attribute, decimal
 
 __all__ = ["KEYS", "WRITES", "Step", "delta_writes", "steps"]
@@ -37,7 +37,7 @@ def steps() -> list[Step]:
         key, new = keys[t : t + 1], values[t : t + 1]
         error = float(new - key @ delta)
         linear, delta = (
-            recurrence(key, key, new, None, None, S, is_causal=False, erase=erase)[1]
+            token_by_token(key, key, new, None, None, S, is_causal=False, erase=erase)[1]
             for S, erase in ((linear, False), (delta, True))
         )
         wanted[name] = value

@@ -5,7 +5,7 @@ import jaxtyping
 import pytest
 import torch
 
-from ortho.attention.chunking import chunks
+from ortho.attention.recurrence import chunks
 from ortho.attention.selected.routing import _products, normalised
 
 VECTOR = torch.ones(2)  # where a sequence of vectors is expected

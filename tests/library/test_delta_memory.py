@@ -157,7 +157,7 @@ def test_exact_memories_are_the_recurrence(run):
     x, at, exact = run
     k, v, beta = (operand[:, : at[1]].double() for operand in x)
     k = torch.nn.functional.normalize(k, dim=-1)  # float32's unit keys are about 1e-8 too long for float64's check
-    _, (S,) = MECHANISMS["delta"].reference(k, k, v, beta=beta, normalise=False, return_state=True)
+    _, (S,) = MECHANISMS["delta"].reference(k, k, v, beta=beta, qk_l2norm=False, return_state=True)
     torch.testing.assert_close(exact[1], S, rtol=0, atol=1e-4)
 
 
@@ -204,7 +204,7 @@ def numbers(most, seed=0):
 
 
 def tracked(name, form, operands):
-    return MECHANISMS[name].form(form)(**operands, normalise=False, is_causal=True)
+    return MECHANISMS[name].form(form)(**operands, qk_l2norm=False, is_causal=True)
 
 
 @pytest.mark.parametrize("form", ["reference", "fast"])
@@ -240,7 +240,7 @@ def test_a_repeated_token(beta):
     found = MECHANISMS["delta"].reference(
         *(x.expand(steps, -1) for x in (q, k, v)),
         beta=torch.full((steps,), beta, dtype=torch.float64),
-        normalise=False,
+        qk_l2norm=False,
         is_causal=True,
         initial_state=(S,),
     )

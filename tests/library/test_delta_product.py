@@ -151,7 +151,7 @@ def test_errors(attend):
     x["beta"] = beta
     raised(ValueError, r"beta: expected shape \(2, 3, 37, 3\) like the keys, got \(2, 3, 37\)", beta=x["beta"][..., 0])
     raised(ValueError, "beta: expected write strengths within 0 and 2", beta=2 * x["beta"])
-    raised(ValueError, r"k: expected beta \|k\|\^2 within 0 and 2", normalise=False)
+    raised(ValueError, r"k: expected beta \|k\|\^2 within 0 and 2", qk_l2norm=False)
     raised(TypeError, "more_keys: expected a floating-point tensor", more_keys=[1.0])
     raised(ValueError, "more_keys: expected finite numbers", more_keys=x["more_keys"] * torch.nan)
     raised(ValueError, "initial_state: expected S", initial_state=(torch.zeros(2, 3, 6, 6).double(),))

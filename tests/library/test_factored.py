@@ -15,7 +15,6 @@ from seeded import draw
 
 from ortho import _checks
 from ortho.attention import MECHANISMS
-from ortho.attention.chunking import CHUNK, chunks
 from ortho.attention.linear.dense_features import FITS
 from ortho.attention.linear.feature_maps import HORIZON, Cosine, Powers, Taylor
 from ortho.attention.linear.linear_attention import (
@@ -25,6 +24,7 @@ from ortho.attention.linear.linear_attention import (
     linear_attention,
     linear_attention_reference,
 )
+from ortho.attention.recurrence import CHUNK, chunks
 from ortho.cost import big_o as sym
 
 # Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); a wrong term would show at 1e-2. Totals of

@@ -16,7 +16,7 @@ from seeded import draw
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS, chunking
-from ortho.attention.chunking import CHUNK, TILE
+from ortho.attention.recurrence import CHUNK, TILE
 from ortho.cost.counting import Allocations
 
 EVERY = pytest.mark.parametrize("name", PIECEWISE)

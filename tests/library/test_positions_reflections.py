@@ -131,7 +131,7 @@ def test_the_products_are_the_delta_rules():
     nothing = torch.zeros(length, 1, dtype=q.dtype)
     memory = (first.T.contiguous(),)  # (K, 1)
     unit = w / w.norm(dim=-1, keepdim=True)
-    read = delta_rule_reference(q, unit, nothing, beta=beta, normalise=False, is_causal=True, initial_state=memory)
+    read = delta_rule_reference(q, unit, nothing, beta=beta, qk_l2norm=False, is_causal=True, initial_state=memory)
     scores, _ = reflected_scores(q, given["k"], Reflections(unit, beta), first)
     close(read[:, 0], scores[:, 0])
 

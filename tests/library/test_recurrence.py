@@ -72,7 +72,7 @@ def test_formula(name, form, causal, scale):
     if name not in NORMALISING:
         return
     given["k"] = given["k"] / given["k"].norm(dim=-1, keepdim=True) * torch.linspace(0, 1, len(given["k"]))[:, None]
-    close(with_gradients(function, given, **kwargs, normalise=False), expected(lambda x: 1))
+    close(with_gradients(function, given, **kwargs, qk_l2norm=False), expected(lambda x: 1))
 
 
 def test_chunk_width():

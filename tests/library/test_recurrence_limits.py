@@ -124,9 +124,9 @@ def test_rounded_unit_keys_are_unit_keys(dtype, form):
     """If the caller divides keys by their lengths, in any precision, strengths of 2 are served."""
     k = torch.nn.functional.normalize(draw(500, 64, dtype=torch.float32).to(dtype), dim=-1)
     beta = torch.full((500,), 2, dtype=dtype)
-    assert FUNCTIONS["delta", form](k, k, k, beta=beta, normalise=False).isfinite().all()
+    assert FUNCTIONS["delta", form](k, k, k, beta=beta, qk_l2norm=False).isfinite().all()
     with pytest.raises(ValueError, match=r"^k: expected beta \|k\|\^2 within 0 and 2.*, got 2"):
-        FUNCTIONS["delta", form](k, 1.2 * k, k, beta=beta, normalise=False)
+        FUNCTIONS["delta", form](k, 1.2 * k, k, beta=beta, qk_l2norm=False)
 
 
 @pytest.mark.parametrize("name", ["delta", "gated-delta"])
@@ -167,7 +167,7 @@ BAD = [  # besides what every mechanism refuses, which test_softmax.py has
     ({"beta": 0.5}, "beta: expected a floating-point tensor, got float 0.5", TypeError),
     ({"beta": ONES.long()}, "beta: expected a floating-point tensor, got a int64", TypeError),
     ({"beta": ONES.to("meta")}, "beta: expected a tensor on cpu like the keys, got one on meta", TypeError),
-    ({"normalise": False}, r"k: expected beta \|k\|\^2 within 0 and 2, got \d[\d.]* to \d"),
+    ({"qk_l2norm": False}, r"k: expected beta \|k\|\^2 within 0 and 2, got \d[\d.]* to \d"),
     ({"k": KEYS * 1e200}, "k: expected squared lengths within 0 and 1.8e.308, got inf"),
     ({"attn_mask": HIDDEN.expand(5, 5)}, r"attn_mask: expected a mask of keys, of shape"),
     ({"initial_state": 5}, r"initial_state: expected a tuple of tensors \(S\), got int 5", TypeError),
@@ -188,7 +188,7 @@ BAD = [  # besides what every mechanism refuses, which test_softmax.py has
     ({"log_decay": -INF}, "log_decay: expected logarithms of .* got -inf to -inf"),
     ({"log_decay": [0.0]}, "log_decay: expected a floating-point tensor, got list of 1: float 0.0", TypeError),
 ]
-ERASURE = "beta", "normalise", "k"  # mechanisms that only add do not take these, or take them as they are
+ERASURE = "beta", "qk_l2norm", "k"  # mechanisms that only add do not take these, or take them as they are
 
 
 @pytest.mark.bad_input
@@ -199,7 +199,7 @@ def test_errors(form, change, message, error):
     for name in NAMES:
         if (name in ADDING and argument in ERASURE) or (name not in LOGARITHMS and argument == "log_decay"):
             continue
-        if name not in NORMALISING and argument == "normalise":
+        if name not in NORMALISING and argument == "qk_l2norm":
             continue
         given = arguments(name, 2, length=5, state=False)
         given.pop("beta", None)

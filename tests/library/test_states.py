@@ -27,7 +27,7 @@ def test_a_table(attend):
     index = torch.randint(K, (N,), generator=torch.Generator().manual_seed(0))
     wanted = index.roll(3)
     v = draw(N, 5)
-    o = attend(keys[wanted], keys[index], v, normalise=False, is_causal=True)
+    o = attend(keys[wanted], keys[index], v, qk_l2norm=False, is_causal=True)
     unwritten = 0
     for t in range(N):
         written = (index[: t + 1] == wanted[t]).nonzero()
@@ -49,13 +49,13 @@ def test_strengths(attend):
     one = {"q": k, "k": k, "initial_state": S, "v": torch.zeros(2, 1, 3, dtype=torch.float64)}
     for share in (0.0, 0.3, 1.0, 1.7, 2.0):
         beta = torch.full((2, 1), share, dtype=torch.float64)
-        o, after = call(attend, one | {"beta": beta}, is_causal=True, normalise=False)
+        o, after = call(attend, one | {"beta": beta}, is_causal=True, qk_l2norm=False)
         close([o, after], [(1 - share) * k @ S, S - share * k.mT @ k @ S])
-        o, _ = call(attend, one | {"beta": beta, "v": draw(2, 1, 3)}, is_causal=True, normalise=False)
+        o, _ = call(attend, one | {"beta": beta, "v": draw(2, 1, 3)}, is_causal=True, qk_l2norm=False)
         close([o], [(1 - share) * k @ S + share * draw(2, 1, 3)])
     twice = {name: x.expand(2, 2, -1) if name != "initial_state" else x for name, x in one.items()}
     beta = torch.full((2, 2), 2.0, dtype=torch.float64)
-    o, after = call(attend, twice | {"beta": beta}, is_causal=True, normalise=False)
+    o, after = call(attend, twice | {"beta": beta}, is_causal=True, qk_l2norm=False)
     close([o[:, :1], o[:, 1:], after], [-k @ S, k @ S, S])
 
 

@@ -180,7 +180,7 @@ def test_both_are_the_delta_rule_for_one_key_and_the_same_for_orthogonal_ones():
     for j in range(3):
         one = slice(j, j + 1)
         _, (after,) = MECHANISMS["delta"].reference(
-            k[one], k[one], v[one], beta=beta[one], normalise=False, initial_state=(S,), return_state=True
+            k[one], k[one], v[one], beta=beta[one], qk_l2norm=False, initial_state=(S,), return_state=True
         )
         torch.testing.assert_close(transitions.at_once(S, k[one], v[one], beta[one]), after)
         S = after
@@ -197,7 +197,7 @@ def test_the_input_form_is_gated_delta_net(form):
     one, other = torch.rand(2, 2, 90, generator=generator(3), dtype=torch.float64)
     gamma, eta = (1 + one) / 2, (1 + one) * other  # eta <= 2 gamma
     mapped = transitions.as_erasing(v, gamma, eta)
-    o = MECHANISMS["gated-delta"].form(form)(q, k, is_causal=True, normalise=False, **mapped._asdict())
+    o = MECHANISMS["gated-delta"].form(form)(q, k, is_causal=True, qk_l2norm=False, **mapped._asdict())
     torch.testing.assert_close(o, transitions.gated_recurrence(q, k, v, gamma, eta), rtol=1e-10, atol=1e-10)
 
 

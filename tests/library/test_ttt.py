@@ -41,7 +41,7 @@ def test_by_hand(form):
     k = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
     v = torch.tensor([[2.0], [4.0], [10.0]]).double()
     eta = torch.tensor([0.5, 0.25, 0.5]).double()
-    kwargs = {"eta": eta, "batch": 2, "normalise": False, "is_causal": True, "return_state": True}
+    kwargs = {"eta": eta, "batch": 2, "qk_l2norm": False, "is_causal": True, "return_state": True}
     o, (S, keys, steps) = form(torch.ones(3, 2).double(), k, v, **kwargs)
     # Steps 0.5 x 2 and 0.25 x 4 at the first key: 1, then 1 + 1; then 5 at the second one.
     assert_same([o, S, keys, steps], [v.new_tensor([[1], [2], [7]]), v.new_tensor([[2], [0]]), k[2:], -v[2:] / 2])
@@ -63,7 +63,7 @@ def test_a_mini_batch_of_one_is_the_delta_rule(form, causal):
 def test_steps_are_gradients_of_the_loss(loss):
     """A mini-batch moves the memory against autograd's gradient in S of its losses, weighted by their steps."""
     q, k, v, eta = operands(12)
-    _, state = ttt_attention(q, k, v, loss=loss, eta=eta, batch=8, normalise=True, return_state=True)
+    _, state = ttt_attention(q, k, v, loss=loss, eta=eta, batch=8, qk_l2norm=True, return_state=True)
     unit = k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
     S = torch.zeros(2, 3, K, V, dtype=torch.float64, requires_grad=True)
     for part in (slice(0, 8), slice(8, 12)):
@@ -99,7 +99,7 @@ def test_options(form):
     o = form(q, k, v, is_causal=True)
     unit = [x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k)]
     mean = torch.full(k.shape[:-1], 1 / BATCH, dtype=k.dtype)
-    assert_same([form(*unit, v, eta=mean, normalise=False, is_causal=True)], [o])
+    assert_same([form(*unit, v, eta=mean, qk_l2norm=False, is_causal=True)], [o])
     assert_same([form(q, k, v, scale=-3.0, is_causal=True)], [-3 * o])
     everything, state = form(q[..., :7, :], k, v, return_state=True)
     assert_same([everything], [unit[0][..., :7, :] @ state_now(state)])
@@ -119,7 +119,7 @@ def apart(loss, total, k):
     eta = torch.full(k.shape[:-1], total / batch, dtype=k.dtype)
     full = k.new_zeros(20, batch, K), k.new_zeros(20, batch, V)  # a mini-batch that has written nothing
     memories = draw(2, 20, K, V, seed=1)
-    kwargs = {"loss": loss, "eta": eta, "batch": batch, "normalise": False, "return_state": True}
+    kwargs = {"loss": loss, "eta": eta, "batch": batch, "qk_l2norm": False, "return_state": True}
     one, other = (
         state_now(ttt_attention(k, k, draw(20, batch, V), initial_state=(S, *full), **kwargs)[1]) for S in memories
     )
@@ -168,14 +168,14 @@ def test_errors(form):
         ({"eta": -eta}, ValueError, "eta: expected steps within 0 and 2, got"),
         ({"eta": nan}, ValueError, "eta: expected steps within 0 and 2, got nan"),
         (
-            {"normalise": False, "eta": eta + 1, "loss": HuberNorm()},
+            {"qk_l2norm": False, "eta": eta + 1, "loss": HuberNorm()},
             ValueError,
             r"k: expected eta \|k\|\^2 within 0 and 2",
         ),
         ({"attn_mask": torch.ones(4, 4) > 0}, ValueError, "attn_mask: expected a mask of keys"),
     ):
         refuses(words, form, q, k, v, error=error, **wrong)
-    form(q, k, v, loss=Contrastive(), normalise=False, eta=eta + 1)  # its gradients are bounded
+    form(q, k, v, loss=Contrastive(), qk_l2norm=False, eta=eta + 1)  # its gradients are bounded
 
 
 @pytest.mark.bad_input

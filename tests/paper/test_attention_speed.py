@@ -5,8 +5,8 @@ import torch
 from tiny_arms import ALL, SETS, TINY
 
 from ortho.attention import MECHANISMS
-from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import HORIZON
+from ortho.attention.recurrence import CHUNK
 from ortho.cost.counting import Allocations, OperationCounter
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.speed import attention as speed

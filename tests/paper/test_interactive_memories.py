@@ -54,7 +54,7 @@ def test_the_errors_are_those_of_the_recurrence():
         for rows in (chunk_solve.KEYS, chunk_solve.VALUES, chunk_solve.BETA, chunk_solve.START)
     )
     system = chunk_solve.solved()
-    gates = {"beta": beta, "normalise": False, "initial_state": (start[:, None],), "return_state": True}
+    gates = {"beta": beta, "qk_l2norm": False, "initial_state": (start[:, None],), "return_state": True}
     _, (after,) = delta_rule(keys, keys, values[:, None], **gates)
     errors = torch.tensor([float(e) for e in system.errors], dtype=torch.float64)
     # Fractions on one side, six roundings of numbers up to 20 on the other

@@ -15,12 +15,12 @@ from ortho import _checks
 from ortho._checks import Kernel, attention_form, carried, once
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.chunking import CHUNK
 from ortho.attention.mechanism import (
     CostedCall,
     Mechanism,
     closed_form,
 )
+from ortho.attention.recurrence import CHUNK
 from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
 from ortho.attention.scores import blocked_pairs, masked_softmax, scaled
 

@@ -123,7 +123,7 @@ def linear_attention_reference(
     weights = _weights(call, feature_map, same_tokens)
     total = weights.sum(-1, keepdim=True)
     # A quotient rather than a product with 1 / total: the gradient of 1 / total squares it and may overflow.
-    return _in_range(weights @ call.v / _divisors(total), total, feature_map, call.blocked)
+    return _in_range(weights @ call.v / divisors(total), total, feature_map, call.blocked)
 
 
 @attention_function(keeps="sums")
@@ -177,7 +177,7 @@ class _Quotient(Function):
     @staticmethod
     def forward(ctx: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
         total = sums[..., -1:].clone()
-        o = sums[..., :-1] / _divisors(total)
+        o = sums[..., :-1] / divisors(total)
         ctx.save_for_backward(o, total)
         ctx.mark_non_differentiable(total)
         return o, total
@@ -187,12 +187,12 @@ class _Quotient(Function):
     def backward(ctx: Any, d_o: Tensor, _: Tensor) -> Tensor:
         o, total = ctx.saved_tensors
         d_sums = o.new_empty(*o.shape[:-1], o.shape[-1] + 1)
-        torch.div(d_o, _divisors(total), out=d_sums[..., :-1])
+        torch.div(d_o, divisors(total), out=d_sums[..., :-1])
         torch.sum(d_sums[..., :-1] * o, -1, out=d_sums[..., -1]).neg_()
         return d_sums
 
 
-def _divisors(totals: Tensor) -> Tensor:
+def divisors(totals: Tensor) -> Tensor:
     """What to divide rows by: their totals, but infinity for rows without weight, which become 0, or with so little
     that a gradient divided by it would leave the range of the dtype."""
     limits = torch.finfo(totals.dtype)

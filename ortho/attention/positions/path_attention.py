@@ -26,13 +26,13 @@ from ortho import _checks
 from ortho._checks import absent_keys, attention_form, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import chunks, equal_chunks, pad_tokens
 from ortho.attention.mechanism import (
     CostedCall,
     Mechanism,
     causal_pairs,
     closed_form,
 )
+from ortho.attention.recurrence import chunks, equal_chunks
 from ortho.attention.scores import blocked_pairs, masked_softmax, unit
 from ortho.attention.softmax.tiling import Span, tile_pairs, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
@@ -241,10 +241,10 @@ def reflected_attention(
     if length == 1:
         return reflected_attention_reference(q, k, v, r, past, attn_mask, content)
     width, behind = chunks(length, block)
-    q, k, v = (pad_tokens(x, behind) for x in (q, k, v))
-    r = Reflections(pad_tokens(r.w, behind), pad(r.b, (0, behind)) if behind else r.b)
+    q, k, v = (pad(x, (0, 0, 0, behind)) for x in (q, k, v))
+    r = Reflections(pad(r.w, (0, 0, 0, behind)), pad(r.b, (0, behind)))
     if content is not None:
-        content = (pad_tokens(content[0], behind), pad_tokens(content[1], behind))
+        content = tuple(pad(x, (0, 0, 0, behind)) for x in content)
     of = blocks(q, k, r, width)
 
     def scores(s: Span, *operands: Tensor) -> Tensor:

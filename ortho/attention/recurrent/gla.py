@@ -13,116 +13,80 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
-from ortho._checks import attention_form
-from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, default_chunk, pad_tokens
+from ortho._cost import Cost, product
+from ortho._typing import Float, Size, State, Tensor
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrent.recurrence import check_writes, memory_cost, prepared, read_at_end_cost, recurrence
+from ortho.attention.recurrence import CHUNK, default_chunk, token_by_token
+from ortho.attention.recurrent.state import memory_cost, operands
 from ortho.gates import LogSigmoidGate, WriteStrength
 
-_ADDING = partial(check_writes, channels=True, erase=False)
-_CORRECTING = partial(check_writes, channels=True)
 
-
-@attention_form(fixed_state=True, check=_ADDING)
+@attention_function(keeps="sums")
 def gated_linear_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    log_decay: Float[Tensor, "*batch M K"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, log_decay: Float[Tensor, "*batch M K"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     r"""Gated linear attention by its recurrence, which does not erase, token by token.
 
-    `log_decay`, $\log a_t \le 0$, is 0 by default. Queries and keys are not normalised; `scale`, by default 1/sqrt(K),
-    multiplies the queries. In a call that is not causal every query reads the state after the last key. A masked key
-    leaves the state unchanged; the mask must be the same for all queries, and cannot be combined with an
-    `initial_state`. The state is (S (..., K, V),); it and all computation are in float32 at least.
+    `log_decay` (..., M, K), $\log a_t \le 0$, is 0 by default. Queries and keys are not normalised; `scale`, by default
+    1/sqrt(K), multiplies the queries. In a call that is not causal every query reads the state after the last key. A
+    masked key leaves the state unchanged; the mask, of the new keys, must be the same for all queries. The state is
+    (S (..., K, V),); it and all computation are in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `log_decay` above 0 or not finite.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
-    o, S = recurrence(*x, is_causal=is_causal, erase=False)
+    call.scale = call.factor
+    x = operands(call, None, log_decay, qk_l2norm=False, erase=False, channels=True)
+    o, S = token_by_token(*x, is_causal=call.is_causal, erase=False)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_ADDING)
+@attention_function(keeps="sums")
 def gated_linear_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    log_decay: Float[Tensor, "*batch M K"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-    chunk: int | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, log_decay: Float[Tensor, "*batch M K"] | None = None, chunk: int | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`gated_linear_attention_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    x = prepared(q, k, v, None, log_decay, attn_mask, scale, initial_state, normalise=False, erase=False)
-    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=False)
+    call.scale = call.factor
+    x = operands(call, None, log_decay, qk_l2norm=False, erase=False, channels=True)
+    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=False)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_CORRECTING)
+@attention_function(keeps="sums")
 def kimi_delta_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     beta: Float[Tensor, "*batch M"] | None = None,
     log_decay: Float[Tensor, "*batch M K"] | None = None,
-    normalise: bool = True,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    qk_l2norm: bool = True,
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """Kimi Delta Attention by its recurrence, token by token.
 
     Arguments, state and errors are as in `delta_rule_reference`, except for one decay per channel of the keys.
     """
-    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
-    o, S = recurrence(*x, is_causal=is_causal)
+    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True)
+    o, S = token_by_token(*x, is_causal=call.is_causal)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_CORRECTING)
+@attention_function(keeps="sums")
 def kimi_delta_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     beta: Float[Tensor, "*batch M"] | None = None,
     log_decay: Float[Tensor, "*batch M K"] | None = None,
-    normalise: bool = True,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
+    qk_l2norm: bool = True,
     chunk: int | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`kimi_delta_attention_reference` by matrix products over chunks, in time and memory linear in N.
 
     The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more from 16,257
     tokens. Kept for the backward pass are one state per chunk and, for each token, a few vectors for each time that a
     chunk can be halved.
     """
-    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=normalise)
-    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True)
+    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True)
+    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=True)
     return o, (S,)
 
 
@@ -135,18 +99,18 @@ def by_chunks(
     S: Tensor,
     *,
     is_causal: bool,
-    chunk: int,
+    chunk: int | None,
     erase: bool,
     before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last key)."""
-    width = chunk_width(k.shape[-2], chunk)
+    width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else chunk)
     behind = -k.shape[-2] % width
     if erase and beta is None:
         beta = torch.ones_like(k[..., 0])
 
     def cut(tensor: Tensor) -> Tensor:  # (..., N, ·) -> (..., n, C, ·)
-        return pad_tokens(tensor, behind).unflatten(-2, (-1, width))
+        return pad(tensor, (0, 0, 0, behind)).unflatten(-2, (-1, width))
 
     decay = cut(torch.zeros_like(k) if log_decay is None else log_decay).exp()
     strengths = None if beta is None else cut(beta[..., None])
@@ -298,7 +262,7 @@ def _chunks_cost(call: CostedCall, *, chunk: int, erase: int) -> Cost:
     cost = _merged(call, C, n, erase) + _passed_on(call, C, n, erase)
     if erase:
         cost += _solved(call, C, n)
-    return cost if call.causal else cost + read_at_end_cost(call)
+    return cost if call.causal else cost + product(call.B * call.H * call.N * call.K * call.V, 1 + call.reach)
 
 
 def _merged(call: CostedCall, C: int, n: Size, erase: int) -> Cost:

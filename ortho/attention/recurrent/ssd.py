@@ -12,133 +12,70 @@ the recurrence from chunk to chunk (section 6).
 The skip $D v_t$, the short convolution and the output gate are left to the layer around it.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import softplus
 
-from ortho import _checks
-from ortho._checks import attention_form, gate
-from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.chunking import CHUNK, chunks, cut, default_chunk, equal_chunks
+from ortho import checks
+from ortho._cost import Cost
+from ortho._typing import Float, Size, State, Tensor
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrent.recurrence import memory_cost, prepared, read_at_end_cost, recurrence
+from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks, token_by_token
+from ortho.attention.recurrent.state import chunks_cost, memory_cost, operands
 from ortho.gates import Gate, rate_logarithms, step_biases
 
 
-def _check(
-    _q: Tensor, k: Tensor, v: Tensor, *, step: Tensor | None = None, rate: Tensor | None = None, **_: Any
-) -> None:
-    """Refuse steps and rates that do not fit the keys, or are below 0, and steps that take the values out of range."""
-    most = torch.finfo(torch.promote_types(k.dtype, torch.float32)).max
-    for name, value, what in (("step", step, "steps"), ("rate", rate, "rates")):
-        gate(name, value, k, k.shape[:-1])
-        if value is not None:
-            _checks.within(name, what, value, 0, most)
-    if step is not None and _checks.reads_values(v):
-        # An infinite product would make earlier rows NaN, although its weight there is 0.
-        _checks.within("v", "values times their steps", v.detach().double() * step.detach()[..., None], -most, most)
-
-
-@attention_form(fixed_state=True, check=_check)
+@attention_function(keeps="sums")
 def state_space_duality_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    step: Float[Tensor, "*batch M"] | None = None,
-    rate: Float[Tensor, "*batch M"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, dt: Float[Tensor, "*batch M"] | None = None, A: Float[Tensor, "*batch M"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     r"""State-space duality by its recurrence, token by token.
 
-    `step`, $\Delta_t \ge 0$, is 1 by default; `rate`, $\alpha \ge 0$, is 0 by default, so that nothing fades. Queries
-    and keys are not normalised; `scale`, if given, multiplies the queries. In a call that is not causal every query
-    reads the state after the last key. A masked key leaves the state unchanged; the mask must be the same for all
-    queries, and cannot be combined with an `initial_state`. The state is (S (..., K, V),); it and all computation are
-    in float32 at least.
+    `dt` (..., M), $\Delta_t \ge 0$, is 1 by default; `A` (..., M), $\alpha \ge 0$ (the paper's A is its negative), is
+    0 by default, so that nothing fades. Queries and keys are not normalised; `scale`, if given, multiplies the queries.
+    In a call that is not causal every query reads the state after the last key. A masked key leaves the state
+    unchanged; the mask, of the new keys, must be the same for all queries. The state is (S (..., K, V),); it and all
+    computation are in float32 at least.
 
-    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
-    steps or rates below 0 or not finite, and for values whose products with their steps leave the dtype's range.
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
+    `dt` or an `A` below 0 or not finite.
     """
-    x = prepared(q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False)
-    o, S = recurrence(*x, is_causal=is_causal, erase=False)
+    o, S = token_by_token(*_operands(call, dt, A), is_causal=call.is_causal, erase=False)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_check)
+@attention_function(keeps="sums")
 def state_space_duality(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
-    step: Float[Tensor, "*batch M"] | None = None,
-    rate: Float[Tensor, "*batch M"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
+    dt: Float[Tensor, "*batch M"] | None = None,
+    A: Float[Tensor, "*batch M"] | None = None,
     chunk: int | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`state_space_duality_reference` by matrix products over chunks of at most `chunk` tokens; linear in N.
 
     Chunks have 64 tokens by default; on a GPU they are longer where there would be more than 128 of them. Kept for the
-    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`.
+    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`. This form cannot be
+    differentiated twice; the reference can.
     """
-    q, k, v, step, log_decay, S = prepared(
-        q, k, v, step, _log_decay(step, rate), attn_mask, scale, initial_state, normalise=False, erase=False
-    )
-    written = v if step is None else v * step[..., None]
-    o, S = _in_chunks(q, k, written, log_decay, S, is_causal=is_causal, chunk=chunk or default_chunk(k))
+    o, S = in_chunks(*_operands(call, dt, A), is_causal=call.is_causal, erase=False, chunk=chunk)
     return o, (S,)
 
 
-def _log_decay(step: Tensor | None, rate: Tensor | None) -> Tensor | None:
-    r"""$-\Delta_t \alpha$, (..., M), or None where nothing fades."""
-    if rate is None:
-        return None
-    return -rate if step is None else -(rate * step)
+def _operands(call: Call, dt: Tensor | None, A: Tensor | None) -> tuple[Any, ...]:
+    r"""As `operands` gives them, with $\Delta$ as write strengths and $-\Delta\alpha$ as logarithms of decays."""
+    for name, value in (("dt", dt), ("A", A)):
+        checks.gate(name, value, call.k.shape[:-1])
+        checks.within(name, "numbers", value, 0, torch.finfo(call.k.dtype).max)
+    log_decay = None if A is None else -A if dt is None else -(A * dt)
+    q, k, v, _, log_decay, S = operands(call, None, log_decay, qk_l2norm=False, erase=False)
+    return q, k, v, dt, log_decay, S
 
 
-def _in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, S: Tensor, *, is_causal: bool, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """(o, the state after the last key); v is already multiplied by the steps."""
-    *lead, N, _ = k.shape
-    width, behind = chunks(N, chunk)
-    log_decay = torch.zeros_like(k[..., 0]) if log_decay is None else log_decay
-    k, v, log_decay = (cut(x, width) for x in (k, v, log_decay[..., None]))  # (G, n, C, ·)
-    from_start = log_decay.cumsum(-2).exp()
-    to_end = pad(log_decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
-    added = ((k * to_end).mT @ v).unbind(1)  # (G, K, V) each
-    if is_causal:
-        q = cut(q, width)
-        readers = (q * from_start).unbind(1)
-    state, read = S.reshape(-1, *S.shape[-2:]), []
-    for i, fade in enumerate(from_start[..., -1:, :].unbind(1)):
-        if is_causal:
-            read.append(readers[i] @ state)
-        state = fade * state + added[i]
-    S = state.view(S.shape)
-    if not is_causal:
-        return q @ S, S
-    # Sums of only the terms between two tokens: after a very strong decay, differences of sums from the start would
-    # lose all digits of the later terms. `tril` removes pairs with the future whatever they hold, also infinity.
-    between = log_decay.expand(*log_decay.shape[:-1], width).tril(-1).cumsum(-2).exp()
-    weights = ((q @ k.mT) * between).tril()
-    o = torch.stack(read, 1) + weights @ v
-    return o.reshape(*lead, N + behind, -1)[..., :N, :], S
-
-
-class Step(Gate):
+class StepSize(Gate):
     r"""$\Delta = \mathrm{softplus}(x W^T + b)$, the duration of a token; softplus(b) starts log-uniform in [0.001, 0.1]
     (Dao & Gu 2024, arXiv:2405.21060)."""
 
@@ -171,23 +108,15 @@ class Rate(Gate):
 
 @closed_form
 def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `step` and `rate` given, in either form.
+    """Closed form of one self-attention call with `dt` and `A` given, in either form.
 
-    Half precision costs the same as float32. With symbols, N is a multiple of `chunk` and larger, and no width is 1.
+    Half precision costs the same as float32. With symbols, N is a multiple of `chunk`.
     """
-    return memory_cost(call, partial(_chunks_cost, chunk=chunk), erase=0)
 
+    def fast(call: CostedCall) -> Cost:
+        return chunks_cost(call, *equal_chunks(call.N, chunk), erase=0, gated=1)
 
-def _chunks_cost(call: CostedCall, *, chunk: int) -> Cost:
-    """The cost in n chunks of C tokens."""
-    G, N, K, V = call.sizes
-    C, n = equal_chunks(N, chunk)
-    rows = G * n * C
-    if not call.causal:
-        return product(rows * K * V) + read_at_end_cost(call)
-    written = product(rows * K * V, 2 * int(n != 1))  # a lone chunk's state is not read
-    read = product(rows * C * K, 2 * call.reach) + product(rows * C * V) + product(rows * K * V, 0)
-    return written + read + Cost(backward=2 * G * C * K * V * (2 * n - 1))
+    return memory_cost(call, fast, erase=0)
 
 
 MECHANISM = Mechanism(
@@ -199,5 +128,5 @@ MECHANISM = Mechanism(
     cost=ssd_cost,
     positional=True,
     signed=True,
-    gates={"step": Step, "rate": Rate},
+    gates={"dt": StepSize, "A": Rate},
 )

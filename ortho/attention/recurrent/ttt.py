@@ -66,14 +66,14 @@ def _check(
     loss: TokenLoss = SQUARED,
     eta: Tensor | None = None,
     batch: int = BATCH,
-    normalise: bool = True,
+    qk_l2norm: bool = True,
     **_: Any,
 ) -> None:
     """Refuse steps that do not fit the keys, are out of range, or overshoot."""
     gate("eta", eta, k, k.shape[:-1])
     if eta is not None:
         _checks.within("eta", "steps", eta, 0.0, 2.0)
-    if not normalise and loss.curvature is not None:
+    if not qk_l2norm and loss.curvature is not None:
         steps = 1 / batch if eta is None else eta
         check_growth("eta", loss.curvature * steps, k, attn_mask)
 
@@ -87,7 +87,7 @@ def ttt_attention_reference(
     loss: TokenLoss = SQUARED,
     eta: Float[Tensor, "*batch M"] | None = None,
     batch: int = BATCH,
-    normalise: bool = True,
+    qk_l2norm: bool = True,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
@@ -97,7 +97,7 @@ def ttt_attention_reference(
     """Token by token: predict with the state before the mini-batch, write, read.
 
     `eta` are the step sizes, by default 1 / batch, which takes the mean of the mini-batch's gradients. Queries and keys
-    are scaled to length 1 unless `normalise` is False. `scale`, 1 by default, multiplies the outputs. In a call that is
+    are scaled to length 1 unless `qk_l2norm` is False. `scale`, 1 by default, multiplies the outputs. In a call that is
     not causal every query reads the state after the last key. A masked key keeps its place in its mini-batch, but
     writes nothing and is not a candidate of the contrastive loss.
 
@@ -110,7 +110,7 @@ def ttt_attention_reference(
     not normalised, for a step that overshoots by more than it corrects, eta |k|^2 > 2 (for losses whose curvature does
     not depend on the values).
     """
-    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, normalise, attn_mask, scale, initial_state)
+    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, qk_l2norm, attn_mask, scale, initial_state)
     before, S, outputs = state.S, state.now, []
     keys, steps, values, absent = ([x] if x.numel() else [] for x in state[1:])
     tokens = zip(*(x.split(1, -2) for x in (k, v, rates)), hidden.split(1, -1), strict=True)
@@ -143,7 +143,7 @@ def ttt_attention(
     loss: TokenLoss = SQUARED,
     eta: Float[Tensor, "*batch M"] | None = None,
     batch: int = BATCH,
-    normalise: bool = True,
+    qk_l2norm: bool = True,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
@@ -151,7 +151,7 @@ def ttt_attention(
     return_state: bool = False,
 ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
     """`ttt_attention_reference` by products over whole mini-batches; arguments, state and errors are the same."""
-    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, normalise, attn_mask, scale, initial_state)
+    q, k, v, rates, hidden, state = _prepared(q, k, v, loss, eta, batch, qk_l2norm, attn_mask, scale, initial_state)
     sizes, outputs = _sizes(state.k.shape[-2], k.shape[-2], batch), []
     tokens = zip(*(x.split(sizes, -2) for x in (k, v, rates)), hidden.split(sizes, -1), strict=True)
     queries = q.split(sizes, -2) if is_causal else ()
@@ -206,7 +206,7 @@ def _prepared(
     loss: TokenLoss,
     eta: Tensor | None,
     batch: int,
-    normalise: bool,
+    qk_l2norm: bool,
     attn_mask: Tensor | None,
     scale: float | None,
     initial_state: State | None,
@@ -219,7 +219,7 @@ def _prepared(
     else:
         hidden = ~attn_mask
         rates, v = rates.masked_fill(hidden, 0), v.masked_fill(hidden[..., None], 0)
-    if normalise:
+    if qk_l2norm:
         q, k = unit(q, "q"), unit(k, "k")
     if scale is not None:
         q = q * scale

@@ -14,63 +14,44 @@ below $\min a - \beta$ or above $\max a$: with $\beta$ up to 1 it enlarges nothi
 
 from functools import partial
 
-from ortho._checks import attention_form
-from ortho._typing import Bool, Float, State, Tensor
-from ortho.attention.chunking import default_chunk
+from ortho._typing import Float, State, Tensor
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.gla import ChannelDecay, by_chunks, channel_cost
-from ortho.attention.recurrent.recurrence import check_writes, prepared, recurrence
+from ortho.attention.recurrent.state import operands
 from ortho.gates import WriteStrength
 
-_check = partial(check_writes, channels=True, most=1)
 
-
-@attention_form(fixed_state=True, check=_check)
+@attention_function(keeps="sums")
 def vector_gated_delta_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    beta: Float[Tensor, "*batch M"] | None = None,
-    log_decay: Float[Tensor, "*batch M K"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, beta: Float[Tensor, "*batch M"] | None = None, log_decay: Float[Tensor, "*batch M K"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """The vector-gated delta rule by its recurrence, token by token.
 
-    `beta`, in [0, 1], is 1 by default; `log_decay`, log a, at most 0, is 0 by default. Queries and keys are divided by
-    their lengths (1e-6 is added to the squared length). All else is as in `delta_rule_reference`; the state is
-    (S (..., K, V),) in float32 at least.
+    `beta` (..., M), in [0, 1], is 1 by default; `log_decay` (..., M, K), log a, at most 0, is 0 by default. Queries and
+    keys are divided by their lengths (1e-6 is added to the squared length). All else is as in `delta_rule_reference`;
+    the state is (S (..., K, V),) in float32 at least.
 
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range.
     """
-    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=True)
-    o, S = recurrence(*x, is_causal=is_causal, before_fading=True)
+    x = operands(call, beta, log_decay, channels=True, most=1)
+    o, S = token_by_token(*x, is_causal=call.is_causal, before_fading=True)
     return o, (S,)
 
 
-@attention_form(fixed_state=True, check=_check)
+@attention_function(keeps="sums")
 def vector_gated_delta(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     beta: Float[Tensor, "*batch M"] | None = None,
     log_decay: Float[Tensor, "*batch M K"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
     chunk: int | None = None,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`vector_gated_delta_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
-    x = prepared(q, k, v, beta, log_decay, attn_mask, scale, initial_state, normalise=True)
-    o, S = by_chunks(*x, is_causal=is_causal, chunk=chunk or default_chunk(k), erase=True, before_fading=True)
+    x = operands(call, beta, log_decay, channels=True, most=1)
+    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=True, before_fading=True)
     return o, (S,)
 
 

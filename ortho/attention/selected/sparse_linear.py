@@ -24,11 +24,10 @@ from torch.nn.functional import pad
 from ortho._checks import carried
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
-from ortho.attention.chunking import CHUNK
 from ortho.attention.linear.feature_maps import EluPlusOne
-from ortho.attention.linear.linear_attention import FeatureMap
-from ortho.attention.linear.linear_kernels import divisors
+from ortho.attention.linear.linear_attention import FeatureMap, divisors
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.recurrence import CHUNK
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
 

@@ -27,7 +27,7 @@ from torch.nn.functional import embedding, pad
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.chunking import CHUNK
+from ortho.attention.recurrence import CHUNK
 
 EMPTY = ("zero", "self")
 

@@ -72,7 +72,7 @@ def formula() -> Finding:
     squares = (1.0, 2.0, 2.5)
     left = ", ".join(f"{left_after(square, 20):.0f} for $|k|^2 = {square:g}$" for square in squares)
     q, k, v = operands()
-    defined = delta_rule_reference(q, k, v, normalise=False, is_causal=True)
+    defined = delta_rule_reference(q, k, v, qk_l2norm=False, is_causal=True)
     S = normal(WIDTH, WIDTH, seed=1).requires_grad_()
     (gradient,) = torch.autograd.grad((S @ k[0] - v[0]).square().sum() / 2, S)
     unlike_descent = relative_error(-gradient, torch.outer(v[0] - S.detach() @ k[0], k[0]))
@@ -95,7 +95,7 @@ def formula() -> Finding:
 def stored(pairs: int) -> float:
     """The relative error of the answers of a delta rule that has written this many pairs with orthonormal keys."""
     keys, values = torch.linalg.qr(normal(WIDTH, WIDTH)).Q[:pairs], normal(pairs, WIDTH, seed=1)
-    _, (S,) = delta_rule_reference(keys, keys, values, is_causal=True, normalise=False, return_state=True)
+    _, (S,) = delta_rule_reference(keys, keys, values, is_causal=True, qk_l2norm=False, return_state=True)
     return relative_error(keys @ S, values)
 
 
@@ -307,7 +307,7 @@ def grown(start: str) -> tuple[float, float]:
         x, values = k.to(dtype), v.to(dtype)
         with unchecked_values():  # which would refuse such keys
             _, (last,) = delta_rule_reference(
-                x, x, values, normalise=False, initial_state=(S.to(dtype),), return_state=True
+                x, x, values, qk_l2norm=False, initial_state=(S.to(dtype),), return_state=True
             )
         return last.double()
 

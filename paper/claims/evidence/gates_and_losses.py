@@ -64,7 +64,7 @@ def unlike_gated_delta_net(attend: Callable[..., Any]) -> float:
     """The relative difference between a form of Gated DeltaNet, with mapped operands, and the source's recurrence."""
     x = gated_operands()
     mapped = transitions.as_erasing(x["v"], x["gamma"], x["eta"])._asdict()
-    found = attend(x["q"], x["k"], is_causal=True, normalise=False, **mapped)
+    found = attend(x["q"], x["k"], is_causal=True, qk_l2norm=False, **mapped)
     return relative_error(found, transitions.gated_recurrence(**x))
 
 
@@ -181,7 +181,7 @@ def norms() -> dict[str, float]:
 def miscounted() -> int:
     """How many running sums modulo 5 two reflections a token get wrong."""
     numbers = torch.randint(MODULUS, (NUMBERS,), generator=seeded())
-    o = delta_product(**counter_operands(numbers, MODULUS), normalise=False, is_causal=True)
+    o = delta_product(**counter_operands(numbers, MODULUS), qk_l2norm=False, is_causal=True)
     assert isinstance(o, Tensor)
     return int((read_counts(o, MODULUS)[1:] != numbers.cumsum(0) % MODULUS).sum())
 

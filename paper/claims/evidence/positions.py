@@ -64,7 +64,7 @@ def unlike_delta_rule() -> float:
     q, k = normal(2, LENGTH, WIDTH, seed=3)
     w, beta = unit(made["directions"]), made["beta"]
     made["bias_keys"] = beta[:, None] * w
-    memory = partial(delta_rule_reference, beta=beta, normalise=False)
+    memory = partial(delta_rule_reference, beta=beta, qk_l2norm=False)
     expected = of_the_past((q @ k.T + weights(memory, q=made["bias_queries"], k=w)) / sqrt(WIDTH))
     return relative_error(weights(position_delta_attention_reference, q=q, k=k, **made), expected)
 
@@ -116,7 +116,7 @@ def unlike_path() -> float:
     for j in range(LENGTH - 1):
         behind, empty = slice(j + 1, None), torch.zeros(LENGTH - 1 - j, 1, dtype=q.dtype)
         held = (k[j][:, None],)
-        options: dict[str, Any] = {"beta": beta[behind], "normalise": False, "is_causal": True, "initial_state": held}
+        options: dict[str, Any] = {"beta": beta[behind], "qk_l2norm": False, "is_causal": True, "initial_state": held}
         read: Any = delta_rule_reference(q[behind], unit(w[behind]), empty, **options)
         scores[behind, j] = read[:, 0]
     found = weights(path_attention_reference, q=q, k=k, directions=w, beta=beta)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortho._checks import one_of
-from ortho.attention.chunking import CHUNK
+from ortho.attention.recurrence import CHUNK
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import PASSES, Budget, Timing
 from paper.experiments.engine.records import Case
