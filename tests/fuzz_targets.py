@@ -79,10 +79,6 @@ def model():
     return nn.Sequential(MultiheadAttention(8, 2))
 
 
-def following(prefixes):
-    return torch.zeros(len(prefixes), 5, dtype=DOUBLE).log_softmax(-1)
-
-
 BY_NAME: dict[str, Any] = {
     "q": torch.rand(2, 2, 5, 4, dtype=DOUBLE), "k": torch.rand(2, 2, 5, 4, dtype=DOUBLE),
     "v": torch.rand(2, 2, 5, 4, dtype=DOUBLE), "x": torch.rand(2, 5, 8, dtype=DOUBLE),
@@ -99,7 +95,7 @@ BY_NAME: dict[str, Any] = {
     "log_factor": 0.1, "error": 0.5, "order": 2, "bits": 8, "block": 2, "stride": 2, "dilation": 2, "reach": 2,
     "memory": "delta", "pairs": 3, "draws": 2, "age": 1, "decay": 0.9, "loss": Squared(), "margin": 0.5, "seed": 0,
     "model": model(), "module": model(), "feature_map": EluPlusOne(), "sizes": Sizes(2, 1, 2, 3, 2), "empty": "zero",
-    "following": following, "beams": 2, "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
+    "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
     "gates": {"beta": WriteStrength}, "count_": 3, "bias": False, "strengths": ((0.1, 0.9),),
     "orthogonalise_every": 2,
     "layers": (0,), "seed_": 0, "last": 2, "a": 0.0, "failure": 0.5, "window": 2, "table": ((0,), (0, 1)),
@@ -136,7 +132,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.delta_memory.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa", "efficient-causal")
        for form in ("fast", "reference")},
-    "models.generation.penalty": {"alpha": 0.6},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
     "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
@@ -245,7 +240,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         "vision transformer": (VisionTransformer(4, 2, 8, 2, 1, num_classes=3, **kind), ("forward", "encode")),
         "encoder-decoder": (
             EncoderDecoder(11, 8, 2, 1, max_length=16, **kind),
-            ("forward", "encode", "decode", "generate", "beam_search"),
+            ("forward", "encode", "decode", "generate"),
         ),
         "random features": (RandomFeatureAttention(4, 8, **kind), ("forward", "redraw")),
         "write strength": (WriteStrength(8, 2, **kind), ("forward",)),
