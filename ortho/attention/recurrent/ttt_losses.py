@@ -17,7 +17,7 @@ from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
 from ortho.attention.mechanism import SOFTMAX_BACKWARD, SOFTMAX_FORWARD
 
-__all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
+__all__ = ["Contrastive", "Huber", "Squared", "TokenLoss"]
 
 
 class TokenLoss(ABC):
@@ -138,37 +138,6 @@ class Huber(_OfResidual):
     @staticmethod
     def operations(V: Size) -> tuple[Size, Size, Size]:
         return V, 4 * V, V  # clamp; two comparisons, both, choose; r
-
-
-@dataclass(frozen=True)
-class HuberNorm(_OfResidual):
-    """Huber's loss of the residual's norm: its derivative is r, at most `delta` long. ValueError for delta <= 0.
-
-    It treats all directions alike, whereas `Huber` keeps the least of residuals along the axes.
-    """
-
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        _positive("delta", self.delta)
-
-    def of(self, r: Tensor) -> Tensor:
-        square = r.square().sum(-1)
-        # Clamped under the root, so that the derivative at r = 0 is 0, not infinite.
-        beyond = self.delta * (square.clamp(min=self.delta**2).sqrt() - self.delta / 2)
-        return torch.where(square <= self.delta**2, square / 2, beyond)
-
-    def influence(self, r: Tensor) -> Tensor:
-        square = (r * r).sum(-1, keepdim=True)
-        # If it overflowed, the inverse of the root would be 0, and nothing would be written.
-        _checks.within("v", "squared residuals", square, 0, torch.finfo(r.dtype).max)
-        return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
-
-    @staticmethod
-    def operations(V: Size) -> tuple[Size, Size, Size]:
-        # Squares, their sum, clamp, root, product, product with r. Backward two products and a sum, which is left out
-        # for a single number, product, root (3), comparison, choice, two products and two sums.
-        return 3 * V + 3, (6 + (V != 1)) * V + 6, V + 3  # r, |r|^2, the root, the factor
 
 
 @dataclass(frozen=True)
