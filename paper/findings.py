@@ -16,7 +16,7 @@ from ortho import MECHANISMS
 from ortho.cost import block, layer
 from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
-from ortho.theory import approximation, retrieval, unbiasedness
+from ortho.theory import retrieval, unbiasedness
 from paper import experiments
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
@@ -31,6 +31,7 @@ from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision
+from paper.theory import approximation
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)

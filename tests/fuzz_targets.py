@@ -45,7 +45,6 @@ from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
 from ortho.theory.kernels import KERNELS
-from ortho.theory.robustness import stream
 
 DOUBLE = torch.float64
 GENERATOR = torch.Generator().manual_seed(1)
@@ -105,10 +104,7 @@ _WEIGHTS = torch.rand(4, 5, 5, dtype=DOUBLE).softmax(-1)
 _TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 _RATIONAL = ((1, 2), (3, 4))
 _POSITIVE = torch.eye(4, dtype=DOUBLE) + 1
-_ROWS = torch.rand(4, 4, dtype=DOUBLE)
 _PARAMETERS = isotropic(torch.zeros(2, 2, dtype=DOUBLE), 4)
-_LAYER = MultiheadAttention(8, 2, dtype=DOUBLE)
-_STREAM = stream(0.1, 2.0, generator=GENERATOR, draws=2, length=8, width=4)
 _CAUSAL = {"is_causal": True}
 _UNIT = torch.nn.functional.normalize(torch.rand(3, 4, dtype=DOUBLE), dim=-1)
 _COST = ortho.cost.layer(2, 6, 8, 2)
@@ -117,9 +113,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     **{f"attention.selected.{name}{form}": _CAUSAL for form in ("", "_reference")
        for name in ("moba.moba_attention", "nsa.nsa_attention")},
     "theory.associativity.product_flops": {"inner": 3, "columns": 3},
-    "theory.scores.carrying": {
-        name: torch.eye(8, dtype=DOUBLE)[:, first:first + 4] for name, first in
-        (("q", 0), ("k", 4), ("wanted_q", 0), ("wanted_k", 4))},
     "theory.transitions.gated_recurrence": {"gamma": torch.rand(2, 2, 5, dtype=DOUBLE)},
     "language model.generate": {"count": 3},
     **{f"text encoder.{name}": {"attn_mask": torch.ones(2, 3, dtype=torch.bool), "tokens": _TOKENS}
@@ -129,7 +122,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "random features.forward": {},
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
-    "theory.delta_memory.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa", "efficient-causal")
        for form in ("fast", "reference")},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
@@ -165,7 +157,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
-    **{f"theory.approximation.{name}": {"draw": "iid"} for name in ("attention_errors", "crossing", "drawn_errors")},
     **{f"theory.associativity.{name}": dict.fromkeys(parts, _RATIONAL) for name, parts in {
         "by_chunks": "qkv", "by_states": "qkv", "by_sums": "qkv", "divided": ("rows",), "left_first": "abc",
         "product": "ab", "right_first": "abc", "transpose": "a", "with_ones": "v"}.items()},
@@ -173,22 +164,12 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.variance.reductions": {"data": "isotropic"},
     "theory.variance.sample_data": {"name": "isotropic", "tokens": 3},
     "theory.variance.mean_log_moment": {"parameters": _PARAMETERS},
-    "theory.scores.rank_at": {"function": torch.square, "point": torch.rand(3, dtype=DOUBLE)},
     "theory.transitions.affinity_error": {"step": torch.square, "one": _UNIT, "other": _UNIT},
     "theory.johnson_lindenstrauss.law_test": {"law": share_law("haar", 8, 2)},
     "theory.kernels.gram": {"kernel": KERNELS["softmax"]},
     **{f"theory.kernels.{name}": {"matrix": _POSITIVE} for name in ("features_of", "least_eigenvalue", "rank")},
-    "theory.positionalness.head_weights": {"layer": _LAYER},
-    **{f"theory.positionalness.{name}": {"weights": _WEIGHTS}
-       for name in ("positionalness", "pattern_fits", "nearest_pattern")},
     "theory.kernels.copying": {"distance": 1},
     "theory.kernels.copy_error": {"weights": _WEIGHTS[0]},
-    "theory.robustness.best_rate": {"data": _STREAM},
-    "theory.robustness.errors": {"data": _STREAM},
-    "theory.robustness.moved": {"sizes": (1.0, 2.0)},
-    "theory.robustness.retrieved": {"batch": 1, "passes": 2},
-    "theory.delta_memory.expected_error": {"strengths": (0.1, 0.9)},
-    "theory.delta_memory.relative_errors": {"found": _ROWS, "exact": _ROWS},
     "theory.unbiasedness.omegas": {"draw": iid_features},
     "theory.unbiasedness.unbiasedness": {"draw": iid_features, "name": "positive"},
     "theory.unbiasedness.ratios": {"name": "positive"},
@@ -292,6 +273,5 @@ LEFT_OUT = {
       ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
-    "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
-    "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",
+    "theory.reachability.reached", "theory.transitions.unit_keys", "attention.linear.dense_features.dense_features",
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """S3, section 3, improvements 1, 2 and 5: gates, heads, updates of higher rank; and losses beyond least squares.
 
 The source names Huber's loss and a contrastive one, but neither their constants nor a task. Here delta is about
-three standard deviations of one number of the noise on the values. Steps and temperatures are those that do best on other draws, without outliers.
+three standard deviations of one number of the noise on the values. Steps and temperatures are those that do best on
+other draws, without outliers.
 """
 
 from collections.abc import Callable, Collection
@@ -20,8 +21,7 @@ from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared, To
 from ortho.attention.recurrent.vector_gated import vector_gated_delta
 from ortho.attention.scores import unit
 from ortho.cost import layer
-from ortho.theory import robustness, transitions
-from ortho.theory.delta_memory import counter_operands, read_counts
+from ortho.theory import transitions
 from ortho.theory.transitions import unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, mean_interval, normal, relative_error, seeded, without_records
@@ -34,6 +34,8 @@ from paper.experiments.learning import study as learning
 from paper.experiments.learning.analysis import Row
 from paper.experiments.statistics import gain
 from paper.tasks.flip_flop import IGNORED, RANGES, TRAINED
+from paper.theory import robustness
+from paper.theory.delta_memory import counter_operands, read_counts
 
 CHAPTER = "13-gates-products-losses"
 

@@ -8,10 +8,10 @@ from seeded import generator
 
 from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features
-from ortho.theory import approximation as approx
-from ortho.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.variance import sample_data
+from paper.theory import approximation as approx
+from paper.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
 
 F64 = torch.float64
 

@@ -11,7 +11,7 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho._checks import all_checked, expect, one_of
+from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
@@ -160,6 +160,3 @@ def _data(
 def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
     exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
     return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
-
-
-all_checked(__name__)

@@ -7,7 +7,7 @@ from seeded import generator
 
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared
 from ortho.theory.estimates import SIGMAS, estimate
-from ortho.theory.robustness import best_rate, errors, moved, pairs, replaced, retrieved, stream
+from paper.theory.robustness import best_rate, errors, moved, pairs, replaced, retrieved, stream
 
 # Sums of a thousand float64 numbers of size 1 in another order.
 close = {"atol": 1e-12, "rtol": 1e-12}
