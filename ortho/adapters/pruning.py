@@ -35,7 +35,7 @@ def prune_heads(
     `head_dim` K.
 
     If heads share keys and values, all groups must lose the same number of heads; a group may also go as a whole. What
-    was frozen stays frozen; structured and seeded projections become frozen matrices with the same values. The weights
+    was frozen stays frozen; structured projections become frozen matrices with the same values. The weights
     are new parameters: make the optimiser afterwards. The pruned model's state dict loads into a model without the same
     heads.
 

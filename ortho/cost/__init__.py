@@ -6,15 +6,12 @@ equal.
 """
 
 from ortho._cost import Cost
-from ortho.cost.budgets import Choice, choose
 from ortho.cost.layers import hybrid, layer, synthesizer
 from ortho.cost.models import block, encoder_decoder, feed_forward, model, step_memory, text_encoder, vision_transformer
 
 __all__ = [
-    "Choice",
     "Cost",
     "block",
-    "choose",
     "encoder_decoder",
     "feed_forward",
     "hybrid",
