@@ -9,7 +9,6 @@ from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
-from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -44,7 +43,6 @@ __all__ = [
     "MultiheadAttention",
     "PositionalHeads",
     "RandomFeatureAttention",
-    "ShiftedKeysValues",
     "StoppedAttention",
     "SynthesizerAttention",
     "TextEncoder",

@@ -68,7 +68,7 @@ WHOLE = (
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
-    "adapters.conversion", "adapters.pruning",
+    "adapters.conversion",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle", "tasks.ngrams",
 )  # fmt: skip
@@ -151,8 +151,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "adapters.conversion.restore": {"record": {}},
     "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
-    "adapters.pruning.prune_heads": {"heads": [1]},
-    "adapters.pruning.head_importance": {"loss": lambda model: len(list(model.modules()))},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
@@ -260,7 +258,7 @@ LEFT_OUT = {
     "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
-    "favor++ layer.new_cache", "adapters.conversion.from_pretrained", "adapters.pruning.without_head",
+    "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in

@@ -240,35 +240,6 @@ def _global_rows(call: CostedCall, tokens: int) -> Cost:
 
 
 @checked
-def shifted_layer(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    *,
-    attention: str = "softmax",
-    head_dim: Size = None,
-    causal: bool = False,
-    input_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `MultiheadAttention(d, H, attention=ShiftedKeysValues(H, attention))` on x (B, N, d), the fast form."""
-    options: dict[str, Any] = {"head_dim": head_dim, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    bare = layer(B, N, d, H, attention=attention, **options)
-    K = head_width(d, H, head_dim)
-    numbers = 2 * B * N * H * K  # of keys and of values
-    return bare + Cost(
-        # A product with the one number, a product with the other and a sum in one.
-        elementwise_forward=2 * numbers,
-        # Into the vectors two products and a sum; for either number a product, a sum, and for one a factor of 1.
-        elementwise_backward=8 * numbers + 2 * H,
-        saved_bytes=2 * itemsize * numbers,  # the vectors, and those before them
-        state_bytes=2 * itemsize * B * H * K,
-        trained=4 * H,
-    )
-
-
-@checked
 def convolved_layer(
     B: Size,
     N: Size,
