@@ -286,8 +286,7 @@ def _learnt(experiment: str, test: str) -> Iterable[dict[str, float]]:
 
 def patterns() -> Values:
     """Keys that are chosen."""
-    chosen, blocks = (100 * choosing(name, LENGTH, 64, 64).share for name in ("top-k", "moba"))
-    return {"choosing_top_k": f"{chosen:.0f}", "choosing_blocks": f"{blocks:.0f}"}
+    return {"choosing_top_k": f"{100 * choosing('top-k', LENGTH, 64, 64).share:.0f}"}
 
 
 def hardware() -> Values:

@@ -138,7 +138,6 @@ CASES |= {
 CASES |= {
     "language model": model(),
     "language model, window": model(attention="window"),
-    "language model, nsa": model(attention="nsa"),
     "language model, fox": model(attention="fox", positions="sinusoidal"),
     "language model, hybrid": model(layer=HybridAttention, heads={"learned": 1, "positional": 1}),
     "text encoder": (lambda: TextEncoder(WORDS, D, H, 1, **TEXT), padded_text),

@@ -37,7 +37,6 @@ from ortho.attention.linear.dense_features import isotropic
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.random_features import iid_features
 from ortho.attention.recurrent.ttt_losses import Squared
-from ortho.attention.selected.nsa import Sizes
 from ortho.attention.sparse.window import Window
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
@@ -63,8 +62,8 @@ WHOLE = (
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
     "attention.linear.dense_features", "attention.linear.random_features", "attention.positions.alibi",
-    "attention.selected.lsh", "attention.selected.routing",
-    "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
+    "attention.selected.routing",
+    "attention.selected.top_k", "attention.selected.importance",
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
@@ -93,7 +92,7 @@ BY_NAME: dict[str, Any] = {
     "share": 0.5, "size": 1.0, "length": 4, "features": 2, "distance": 2, "pattern": Window(2), "update": "in turn",
     "log_factor": 0.1, "error": 0.5, "order": 2, "bits": 8, "block": 2, "stride": 2, "dilation": 2, "reach": 2,
     "memory": "delta", "pairs": 3, "draws": 2, "age": 1, "decay": 0.9, "loss": Squared(), "margin": 0.5, "seed": 0,
-    "model": model(), "module": model(), "feature_map": EluPlusOne(), "sizes": Sizes(2, 1, 2, 3, 2), "empty": "zero",
+    "model": model(), "module": model(), "feature_map": EluPlusOne(), "empty": "zero",
     "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
     "gates": {"beta": WriteStrength}, "count_": 3, "bias": False, "strengths": ((0.1, 0.9),),
     "orthogonalise_every": 2,
@@ -110,8 +109,6 @@ _UNIT = torch.nn.functional.normalize(torch.rand(3, 4, dtype=DOUBLE), dim=-1)
 _COST = ortho.cost.layer(2, 6, 8, 2)
 
 BY_FUNCTION: dict[str, dict[str, Any]] = {
-    **{f"attention.selected.{name}{form}": _CAUSAL for form in ("", "_reference")
-       for name in ("moba.moba_attention", "nsa.nsa_attention")},
     "theory.associativity.product_flops": {"inner": 3, "columns": 3},
     "theory.transitions.gated_recurrence": {"gamma": torch.rand(2, 2, 5, dtype=DOUBLE)},
     "language model.generate": {"count": 3},
@@ -122,7 +119,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "random features.forward": {},
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
-    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa", "efficient-causal")
+    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "efficient-causal")
        for form in ("fast", "reference")},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
@@ -201,7 +198,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         f"{name} layer": (MultiheadAttention(8, 2, attention=name, **kind), ("forward", "new_cache"))
         for name in ("softmax", "linear", "favor++", "gated-delta", "delta-product", "kda", "fox", "window",
         "routing",
-                     "sparse-linear", "ttt", "rotary", "lsh")
+                     "sparse-linear", "ttt", "rotary")
     }  # fmt: skip
     found |= {f"{name} projection": (PROJECTIONS[name](8, 2, **kind), ("forward",)) for name in PROJECTIONS}
     return found | {
@@ -266,8 +263,6 @@ LEFT_OUT = {
     *(f"attention.linear.linear_attention.{name}" for name in
       ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
-    *(f"attention.selected.moba.{name}" for name in
-      ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
     "theory.reachability.reached", "theory.transitions.unit_keys", "attention.linear.dense_features.dense_features",
