@@ -2,15 +2,13 @@
 
 `MultiheadAttention` is the layer, `LanguageModel` a whole model; `freeze_qk` and `set_heads` convert models of other
 libraries. `MECHANISMS`, `PROJECTIONS` and `HEADS` map the names that a layer takes to what they stand for. `cost` has
-the costs of layers and models, and `choose` lists the mechanisms that fit a budget.
+the costs of layers and models.
 """
 
 from ortho import attention, cost, orthogonal, projections
 from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
-from ortho.attention.shifted import ShiftedKeysValues
-from ortho.cost import choose
 from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 from ortho.layers.hybrid import HEADS, HybridAttention
@@ -45,14 +43,12 @@ __all__ = [
     "MultiheadAttention",
     "PositionalHeads",
     "RandomFeatureAttention",
-    "ShiftedKeysValues",
     "StoppedAttention",
     "SynthesizerAttention",
     "TextEncoder",
     "TransformerBlock",
     "VisionTransformer",
     "attention",
-    "choose",
     "cost",
     "freeze_qk",
     "new_cache",

@@ -10,7 +10,6 @@ from typing import Any
 
 from ortho import __version__
 
-BUDGET = "the most of a figure, as forward=1e9 (FLOPs), decode, step, state_bytes, trained; several may be"
 MOVED = ("claims", "experiments")  # commands of the paper, which is not part of an installed library
 
 # Lists beside the mechanisms, by their key in the JSON: what they hold, and the call that takes their names.
@@ -27,50 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m ortho", description=__doc__)
     parser.add_argument("--version", action="version", version=f"ortho {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{mechanisms,choose}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{mechanisms}")
     mechanisms = commands.add_parser(
         "mechanisms", help="list mechanisms, projections, kinds of heads, patterns, Synthesizers"
     )
     mechanisms.add_argument("--json", action="store_true", help="as JSON, with the places of the functions")
-    choose = commands.add_parser("choose", help="list the mechanisms whose layer fits a budget, the cheapest first")
-    choose.add_argument("N", type=int, help="tokens of a sequence")
-    choose.add_argument("d", type=int, help="width of the layer")
-    choose.add_argument("--budget", action="append", required=True, metavar="FIGURE=MOST", help=BUDGET)
-    choose.add_argument("--heads", type=int, default=1, help="heads of the layer (1)")
-    choose.add_argument("--batch", type=int, default=1, help="sequences (1)")
-    choose.add_argument("--bidirectional", action="store_true", help="calls that are not causal")
-    choose.add_argument("--exact", action="store_true", help="softmax attention itself alone")
-    choose.add_argument("--json", action="store_true", help="as JSON, with all figures")
     if argv[:1] and argv[0] in MOVED:
         parser.error(f"{argv[0]}: expected a command of the library; in the source tree: python -m paper {argv[0]}")
     args = parser.parse_args(argv)
-    if args.command == "choose":
-        try:
-            _choose(args)
-        except (TypeError, ValueError) as error:
-            parser.error(str(error))
-    else:
-        _mechanisms(args.json)
+    _mechanisms(args.json)
     return 0
-
-
-def _choose(args: argparse.Namespace) -> None:
-    from ortho.cost.budgets import FIGURES, choose
-
-    bounds = {}
-    for given in args.budget:
-        name, sign, most = given.rpartition("=")
-        try:
-            bounds[name if sign else "forward"] = float(most)
-        except ValueError:
-            raise ValueError(f"--budget: expected FIGURE=MOST, as forward=1e9, got {given!r}") from None
-    kind = {"num_heads": args.heads, "batch": args.batch, "causal": not args.bidirectional, "exact": args.exact}
-    found = choose(args.N, args.d, bounds, **kind)
-    if args.json:
-        rows = [{"name": name} | {figure: getattr(cost, figure) for figure in FIGURES} for name, cost in found]
-        print(json.dumps(rows, indent=2))
-    else:
-        _table(("name", *bounds), [(name, *(f"{getattr(cost, x):,}" for x in bounds)) for name, cost in found])
 
 
 def _mechanisms(as_json: bool) -> None:

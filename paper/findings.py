@@ -16,7 +16,7 @@ from ortho import MECHANISMS
 from ortho.cost import block, layer
 from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
-from ortho.theory import approximation, retrieval, unbiasedness
+from ortho.theory import retrieval, unbiasedness
 from paper import experiments
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
@@ -31,6 +31,7 @@ from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
 from paper.experiments.statistics import Decision
+from paper.theory import approximation
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
 K = sympy.Symbol("K", positive=True)
@@ -285,8 +286,7 @@ def _learnt(experiment: str, test: str) -> Iterable[dict[str, float]]:
 
 def patterns() -> Values:
     """Keys that are chosen."""
-    chosen, blocks = (100 * choosing(name, LENGTH, 64, 64).share for name in ("top-k", "moba"))
-    return {"choosing_top_k": f"{chosen:.0f}", "choosing_blocks": f"{blocks:.0f}"}
+    return {"choosing_top_k": f"{100 * choosing('top-k', LENGTH, 64, 64).share:.0f}"}
 
 
 def hardware() -> Values:

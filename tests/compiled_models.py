@@ -18,7 +18,6 @@ from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.encoders import TextEncoder, VisionTransformer
-from ortho.projections import MergedProjection, SeededProjection
 
 D, H, WORDS, LONGEST = 8, 2, 11, 16
 KIND = {"dtype": torch.float64}
@@ -96,8 +95,6 @@ CASES = {
 }
 CASES |= {f"{name} projection": layer(projection=name) for name in PROJECTIONS}
 CASES |= {
-    "seeded projection": layer(projection=SeededProjection),
-    "merged projection": layer(projection=MergedProjection, heads=1),
     "grouped": layer(num_kv_heads=1, bias=True),
     "padded": layer(padded, attention="linear"),
     "padded, tiled": layer(padded, attention="alibi"),
@@ -141,7 +138,6 @@ CASES |= {
 CASES |= {
     "language model": model(),
     "language model, window": model(attention="window"),
-    "language model, nsa": model(attention="nsa"),
     "language model, fox": model(attention="fox", positions="sinusoidal"),
     "language model, hybrid": model(layer=HybridAttention, heads={"learned": 1, "positional": 1}),
     "text encoder": (lambda: TextEncoder(WORDS, D, H, 1, **TEXT), padded_text),

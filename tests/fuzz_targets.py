@@ -37,7 +37,6 @@ from ortho.attention.linear.dense_features import isotropic
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.random_features import iid_features
 from ortho.attention.recurrent.ttt_losses import Squared
-from ortho.attention.selected.nsa import Sizes
 from ortho.attention.sparse.window import Window
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
@@ -45,7 +44,6 @@ from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
 from ortho.theory.kernels import KERNELS
-from ortho.theory.robustness import stream
 
 DOUBLE = torch.float64
 GENERATOR = torch.Generator().manual_seed(1)
@@ -59,17 +57,17 @@ WHOLE = (
     "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.feed_forward", "gates",
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
     "layers.block", "layers.longformer", "layers.positional", "layers.stop_gradient", "projections.matrices",
-    "projections.seeded", "projections.structured", "layers.synthesizer.layer",
+    "projections.structured", "layers.synthesizer.layer",
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
     "attention.linear.dense_features", "attention.linear.random_features", "attention.positions.alibi",
-    "attention.selected.lsh", "attention.selected.routing",
-    "attention.selected.moba", "attention.selected.top_k", "attention.selected.importance", "attention.selected.nsa",
+    "attention.selected.routing",
+    "attention.selected.top_k", "attention.selected.importance",
     "attention.sparse.window", "attention.sparse.dilated",
     "attention.sparse.strided", "attention.sparse.fixed", "attention.sparse.block_sparse",
     "attention.sparse.global_local", "attention.sparse.flex", "cost.layers", "cost.models", "cost.attention",
-    "adapters.conversion", "adapters.pruning", "cost.budgets",
+    "adapters.conversion",
     "adapters.layouts", "training.recipe", "tasks.copying", "tasks.induction", "tasks.modular_addition",
     "tasks.mqar", "tasks.needle", "tasks.ngrams",
 )  # fmt: skip
@@ -77,10 +75,6 @@ WHOLE = (
 
 def model():
     return nn.Sequential(MultiheadAttention(8, 2))
-
-
-def following(prefixes):
-    return torch.zeros(len(prefixes), 5, dtype=DOUBLE).log_softmax(-1)
 
 
 BY_NAME: dict[str, Any] = {
@@ -98,8 +92,8 @@ BY_NAME: dict[str, Any] = {
     "share": 0.5, "size": 1.0, "length": 4, "features": 2, "distance": 2, "pattern": Window(2), "update": "in turn",
     "log_factor": 0.1, "error": 0.5, "order": 2, "bits": 8, "block": 2, "stride": 2, "dilation": 2, "reach": 2,
     "memory": "delta", "pairs": 3, "draws": 2, "age": 1, "decay": 0.9, "loss": Squared(), "margin": 0.5, "seed": 0,
-    "model": model(), "module": model(), "feature_map": EluPlusOne(), "sizes": Sizes(2, 1, 2, 3, 2), "empty": "zero",
-    "following": following, "beams": 2, "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
+    "model": model(), "module": model(), "feature_map": EluPlusOne(), "empty": "zero",
+    "start": 1, "stop": 0, "rounds": 1, "every": 1, "name": "gaussian",
     "gates": {"beta": WriteStrength}, "count_": 3, "bias": False, "strengths": ((0.1, 0.9),),
     "orthogonalise_every": 2,
     "layers": (0,), "seed_": 0, "last": 2, "a": 0.0, "failure": 0.5, "window": 2, "table": ((0,), (0, 1)),
@@ -109,21 +103,13 @@ _WEIGHTS = torch.rand(4, 5, 5, dtype=DOUBLE).softmax(-1)
 _TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 _RATIONAL = ((1, 2), (3, 4))
 _POSITIVE = torch.eye(4, dtype=DOUBLE) + 1
-_ROWS = torch.rand(4, 4, dtype=DOUBLE)
 _PARAMETERS = isotropic(torch.zeros(2, 2, dtype=DOUBLE), 4)
-_LAYER = MultiheadAttention(8, 2, dtype=DOUBLE)
-_STREAM = stream(0.1, 2.0, generator=GENERATOR, draws=2, length=8, width=4)
 _CAUSAL = {"is_causal": True}
 _UNIT = torch.nn.functional.normalize(torch.rand(3, 4, dtype=DOUBLE), dim=-1)
 _COST = ortho.cost.layer(2, 6, 8, 2)
 
 BY_FUNCTION: dict[str, dict[str, Any]] = {
-    **{f"attention.selected.{name}{form}": _CAUSAL for form in ("", "_reference")
-       for name in ("moba.moba_attention", "nsa.nsa_attention")},
     "theory.associativity.product_flops": {"inner": 3, "columns": 3},
-    "theory.scores.carrying": {
-        name: torch.eye(8, dtype=DOUBLE)[:, first:first + 4] for name, first in
-        (("q", 0), ("k", 4), ("wanted_q", 0), ("wanted_k", 4))},
     "theory.transitions.gated_recurrence": {"gamma": torch.rand(2, 2, 5, dtype=DOUBLE)},
     "language model.generate": {"count": 3},
     **{f"text encoder.{name}": {"attn_mask": torch.ones(2, 3, dtype=torch.bool), "tokens": _TOKENS}
@@ -133,10 +119,8 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "random features.forward": {},
     **{f"{name}.new_cache": {"capacity": 8} for name in ("softmax layer", "rotary layer", "hybrid")},
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
-    "theory.delta_memory.answers": {"k": torch.rand(2, 2, 5, 4, dtype=DOUBLE) / 4},
-    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "moba", "nsa", "efficient-causal")
+    **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "efficient-causal")
        for form in ("fast", "reference")},
-    "models.generation.penalty": {"alpha": 0.6},
     "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
     "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
@@ -160,17 +144,13 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.layers.longformer_layer": {"tokens": 2},
     "cost.models.step_memory": {"cost": _COST},
-    "cost.budgets.choose": {"budget": 1e9},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.conversion.restore": {"record": {}},
     "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
     "kinds": ["learned", "linear"]},
-    "adapters.pruning.prune_heads": {"heads": [1]},
-    "adapters.pruning.head_importance": {"loss": lambda model: len(list(model.modules()))},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
-    **{f"theory.approximation.{name}": {"draw": "iid"} for name in ("attention_errors", "crossing", "drawn_errors")},
     **{f"theory.associativity.{name}": dict.fromkeys(parts, _RATIONAL) for name, parts in {
         "by_chunks": "qkv", "by_states": "qkv", "by_sums": "qkv", "divided": ("rows",), "left_first": "abc",
         "product": "ab", "right_first": "abc", "transpose": "a", "with_ones": "v"}.items()},
@@ -178,22 +158,12 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "theory.variance.reductions": {"data": "isotropic"},
     "theory.variance.sample_data": {"name": "isotropic", "tokens": 3},
     "theory.variance.mean_log_moment": {"parameters": _PARAMETERS},
-    "theory.scores.rank_at": {"function": torch.square, "point": torch.rand(3, dtype=DOUBLE)},
     "theory.transitions.affinity_error": {"step": torch.square, "one": _UNIT, "other": _UNIT},
     "theory.johnson_lindenstrauss.law_test": {"law": share_law("haar", 8, 2)},
     "theory.kernels.gram": {"kernel": KERNELS["softmax"]},
     **{f"theory.kernels.{name}": {"matrix": _POSITIVE} for name in ("features_of", "least_eigenvalue", "rank")},
-    "theory.positionalness.head_weights": {"layer": _LAYER},
-    **{f"theory.positionalness.{name}": {"weights": _WEIGHTS}
-       for name in ("positionalness", "pattern_fits", "nearest_pattern")},
     "theory.kernels.copying": {"distance": 1},
     "theory.kernels.copy_error": {"weights": _WEIGHTS[0]},
-    "theory.robustness.best_rate": {"data": _STREAM},
-    "theory.robustness.errors": {"data": _STREAM},
-    "theory.robustness.moved": {"sizes": (1.0, 2.0)},
-    "theory.robustness.retrieved": {"batch": 1, "passes": 2},
-    "theory.delta_memory.expected_error": {"strengths": (0.1, 0.9)},
-    "theory.delta_memory.relative_errors": {"found": _ROWS, "exact": _ROWS},
     "theory.unbiasedness.omegas": {"draw": iid_features},
     "theory.unbiasedness.unbiasedness": {"draw": iid_features, "name": "positive"},
     "theory.unbiasedness.ratios": {"name": "positive"},
@@ -228,7 +198,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         f"{name} layer": (MultiheadAttention(8, 2, attention=name, **kind), ("forward", "new_cache"))
         for name in ("softmax", "linear", "favor++", "gated-delta", "delta-product", "kda", "fox", "window",
         "routing",
-                     "sparse-linear", "ttt", "rotary", "lsh")
+                     "sparse-linear", "ttt", "rotary")
     }  # fmt: skip
     found |= {f"{name} projection": (PROJECTIONS[name](8, 2, **kind), ("forward",)) for name in PROJECTIONS}
     return found | {
@@ -245,7 +215,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         "vision transformer": (VisionTransformer(4, 2, 8, 2, 1, num_classes=3, **kind), ("forward", "encode")),
         "encoder-decoder": (
             EncoderDecoder(11, 8, 2, 1, max_length=16, **kind),
-            ("forward", "encode", "decode", "generate", "beam_search"),
+            ("forward", "encode", "decode", "generate"),
         ),
         "random features": (RandomFeatureAttention(4, 8, **kind), ("forward", "redraw")),
         "write strength": (WriteStrength(8, 2, **kind), ("forward",)),
@@ -285,7 +255,7 @@ LEFT_OUT = {
     "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
-    "favor++ layer.new_cache", "adapters.conversion.from_pretrained", "adapters.pruning.without_head",
+    "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in
@@ -293,10 +263,7 @@ LEFT_OUT = {
     *(f"attention.linear.linear_attention.{name}" for name in
       ("kernel_mechanism", "kernel_weights")), "attention.linear.favor.exponentials",
     *(f"layers.synthesizer.sources.{name}" for name in ("product", "shared")),
-    *(f"attention.selected.moba.{name}" for name in
-      ("past_blocks", "none_selected", "select_blocks", "blocks_mask", "block_tilings", "block_work")),
     "attention.sparse.strided.residue_band", "attention.sparse.window.evenly", "attention.sparse.window.tile_width",
     "attention.sparse.flex.flex_pattern_attention", "cost.layers.added", "theory.transitions.gated_step",
-    "theory.reachability.reached", "theory.transitions.unit_keys", "theory.delta_memory.chunked",
-    "theory.delta_memory.recurrent", "attention.linear.dense_features.dense_features",
+    "theory.reachability.reached", "theory.transitions.unit_keys", "attention.linear.dense_features.dense_features",
 }  # fmt: skip

@@ -36,8 +36,7 @@ def ways(m):
     return [way for way, served in ((False, m.bidirectional), (True, m.causal)) if served]
 
 
-CHOOSING = {"moba", "nsa"}  # they choose blocks, so that the size of a block changes the result
-PIECEWISE = {name: m for name, m in MECHANISMS.items() if takes(m.fast) and name not in CHOOSING}
+PIECEWISE = {name: m for name, m in MECHANISMS.items() if takes(m.fast)}
 PIECEWISE |= {f"{fit}, held": held(fit) for fit in FITS}
 
 

@@ -7,12 +7,10 @@ import torch
 from seeded import draw
 
 from ortho.attention.linear.feature_maps import Taylor
-from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
-from ortho.attention.selected.lsh import draw_projections
-from ortho.attention.selected.nsa import Sizes
+from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.selected.routing import draw_centroids
 
-ENTRIES = [m.MECHANISM for m in (top_k, importance, lsh, routing, moba, nsa, sparse_linear)]
+ENTRIES = [m.MECHANISM for m in (top_k, importance, routing, sparse_linear)]
 # Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); one pair too many would show at 1e-2.
 TOLERANCE = {"atol": 1e-11, "rtol": 1e-11}
 FORMS = ["reference", "fast"]
@@ -30,21 +28,12 @@ def with_sizes(name, entry, cost=None, **sizes):
 
 
 @cache
-def projections(width):
-    return draw_projections(width, rounds=3, buckets=4, generator=torch.Generator().manual_seed(1))
-
-
-@cache
 def centroids(width):
     return draw_centroids(width, count=4, generator=torch.Generator().manual_seed(1))
 
 
-def few_buckets(function, *args, **kwargs):
-    """The function called with projections for keys of any width."""
-    return function(*args, projections=projections(args[0].shape[-1]), **kwargs)
-
-
 def few_clusters(function, *args, **kwargs):
+    """The function called with centroids for keys of any width."""
     return function(*args, centroids=centroids(args[0].shape[-1]), **kwargs)
 
 
@@ -53,12 +42,10 @@ def wrapped(wrapper, entry):
 
 
 def _small():
-    lsh_cost, routing_cost = {"rounds": 3, "buckets": 4, "width": 3}, {"clusters": 4, "width": 3}
+    routing_cost = {"clusters": 4, "width": 3}
     yield with_sizes("top-k, 3", top_k.MECHANISM, count=3)
     yield with_sizes("top-k, 1", top_k.MECHANISM, count=1)
     yield with_sizes("importance, 3", importance.MECHANISM, count=3)
-    yield wrapped(few_buckets, with_sizes("lsh, 3", lsh.MECHANISM, cost=lsh_cost, width=3))
-    yield wrapped(few_buckets, with_sizes("lsh, shared", lsh.MECHANISM, cost=lsh_cost, width=2, shared_qk=True))
     nearest = with_sizes(
         "routing, nearest", routing.MECHANISM, cost=routing_cost | {"balanced": False}, width=3, balanced=False
     )
@@ -67,10 +54,6 @@ def _small():
         "routing, balanced", routing.MECHANISM, cost=routing_cost | {"balanced": True}, width=3, balanced=True
     )
     yield replace(wrapped(few_clusters, balanced), causal=False)
-    yield with_sizes("moba, 4", moba.MECHANISM, block=4, count=3)
-    yield with_sizes("moba, 1", moba.MECHANISM, block=1, count=2)
-    yield with_sizes("moba, its own", moba.MECHANISM, block=4, count=1)
-    yield with_sizes("nsa, 4", nsa.MECHANISM, sizes=Sizes(length=4, stride=2, block=4, count=4, window=3))
     yield with_sizes("sparse-linear, 3", sparse_linear.MECHANISM, window=3)
     yield with_sizes("sparse-linear, all", sparse_linear.MECHANISM, window=10**4)
     yield with_sizes("sparse-linear, taylor", sparse_linear.MECHANISM, window=5, feature_map=Taylor(2))

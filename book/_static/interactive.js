@@ -4,7 +4,6 @@
 (() => {
   "use strict";
 
-  const MOST = 12; // rows of the calculator
   const SCOPES = ["layer", "block"];
   const MEMORIES = { linear: "linear memory", delta: "delta rule" };
 
@@ -140,43 +139,11 @@
     };
   }
 
-  // The guide to choosing: mechanisms by what a layer costs.
-
-  function calculator(root) {
-    const { mechanisms, uses, costs } = JSON.parse(root.dataset.costs);
-    const form = root.querySelector("form");
-    const { N, d, use, causal, exact } = form.elements;
-    const [head, body] = ["thead", "tbody"].map((name) => root.querySelector(`.chosen ${name}`));
-    form.addEventListener("submit", (event) => event.preventDefault());
-    return () => {
-      causal.disabled = use.value === "decoding"; // one token at a time is causal
-      if (causal.disabled) causal.checked = true;
-      const all = costs[`${use.value} ${causal.checked} ${N.value} ${d.value}`];
-      const softmax = all.find(([name]) => name === "softmax");
-      const fitting = all.filter(([name]) => !exact.checked || mechanisms[name][1]);
-      const shown = fitting.slice(0, MOST);
-      if (!shown.includes(softmax)) shown.push(softmax);
-      head.replaceChildren(tableRow("th", ["mechanism", "family", ...uses[use.value], "of softmax", "exact"]));
-      body.replaceChildren(
-        ...shown.map(([name, work, memory]) => {
-          const [family, isExact] = mechanisms[name];
-          const share = `${Number(((100 * work) / softmax[1]).toPrecision(3))} %`;
-          const figures = [work, memory].map((figure) => figure.toLocaleString("en", { maximumSignificantDigits: 15 }));
-          return tableRow("td", [name, family, ...figures, share, isExact ? "yes" : "no"]);
-        }),
-      );
-      const place = fitting.indexOf(softmax) + 1;
-      root.querySelector("output").textContent =
-        `${fitting.length} mechanisms fit; softmax attention is number ${place} by work.`;
-    };
-  }
-
   const INTERACTIVES = {
     "cost-slider": costSlider,
     "delta-writes": deltaWrites,
     "chunk-solve": chunkSolve,
     reach,
-    calculator,
   };
 
   document.addEventListener("DOMContentLoaded", () => {

@@ -1,4 +1,4 @@
-"""Freeze heads, change their kinds or remove them, in models of torch, of Hugging Face, and of this package."""
+"""Freeze heads and change their kinds, in models of torch, of Hugging Face, and of this package."""
 
 from ortho.adapters.conversion import (
     freeze_qk,
@@ -12,7 +12,6 @@ from ortho.adapters.conversion import (
 )
 from ortho.adapters.finding import AttentionLayer, attention_layers
 from ortho.adapters.layouts import LAYOUTS, Layout, Source
-from ortho.adapters.pruning import head_importance, prune_heads, without_head
 from ortho.adapters.rows import FrozenRows
 from ortho.adapters.torch_attention import AdaptedAttention
 
@@ -26,13 +25,10 @@ __all__ = [
     "attention_layers",
     "freeze_qk",
     "from_pretrained",
-    "head_importance",
     "heads_record",
-    "prune_heads",
     "restore",
     "set_heads",
     "standard_heads",
     "to_standard",
     "unfreeze_qk",
-    "without_head",
 ]

@@ -5,7 +5,7 @@ from ortho.attention.linear.random_feature_attention import RandomFeatureAttenti
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, ssd, ttt, vector_gated
-from ortho.attention.selected import importance, lsh, moba, nsa, routing, sparse_linear, top_k
+from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
@@ -41,10 +41,7 @@ MECHANISMS: dict[str, Mechanism] = {
         *global_local.MECHANISMS,
         top_k.MECHANISM,
         importance.MECHANISM,
-        lsh.MECHANISM,
         routing.MECHANISM,
-        moba.MECHANISM,
-        nsa.MECHANISM,
         sparse_linear.MECHANISM,
     )
 }

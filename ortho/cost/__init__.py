@@ -6,17 +6,14 @@ its FLOPs, and the bytes that autograd keeps; the tests require that formulas an
 """
 
 from ortho._cost import Cost
-from ortho.cost.budgets import Choice, choose
 from ortho.cost.counting import Counts, of
 from ortho.cost.layers import hybrid, layer, synthesizer
 from ortho.cost.models import block, encoder_decoder, feed_forward, model, text_encoder, vision_transformer
 
 __all__ = [
-    "Choice",
     "Cost",
     "Counts",
     "block",
-    "choose",
     "encoder_decoder",
     "feed_forward",
     "hybrid",

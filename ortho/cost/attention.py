@@ -111,7 +111,7 @@ def read_keys(pattern: Pattern, N: int) -> int:
 
 
 # Without the sparse + linear hybrid, which finds near keys by position.
-CHOOSING = ("top-k", "importance", "lsh", "routing", "moba", "nsa")
+CHOOSING = ("top-k", "importance", "routing")
 
 
 class Flops(NamedTuple):
@@ -132,11 +132,9 @@ def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **s
     N tokens; `share` is the share of choosing. `sizes` go to the mechanism's closed form.
 
     Comparisons are not counted, and "importance" chooses by them alone. Raises ValueError for a mechanism that does not
-    choose, and for a call that it does not support.
+    choose.
     """
     mechanism = MECHANISMS[one_of("attention", attention, CHOOSING)]
-    if not causal and not mechanism.bidirectional:
-        raise ValueError(f"causal: expected True, since {attention!r} chooses from a query's past, got {causal}")
     whole, one_more = (mechanism.cost(1, N, 1, K, width, causal=causal, **sizes).forward for width in (V, V + 1))
     attending = (K + V) * (one_more - whole)  # one_more - whole: the cost of one number in each pair
     return Flops(whole - attending, attending)

@@ -205,26 +205,6 @@ def longformer_layer(
 
 
 @checked
-def shifted_layer(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    *,
-    attention: str = "softmax",
-    head_dim: Size = None,
-    causal: bool = False,
-    input_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `MultiheadAttention(d, H, attention=ShiftedKeysValues(H, attention))` on x (B, N, d), the fast form."""
-    options: dict[str, Any] = {"head_dim": head_dim, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    bare = layer(B, N, d, H, attention=attention, **options)
-    K = head_width(d, H, head_dim)
-    return bare + Cost(state_bytes=2 * itemsize * B * H * K, trained=4 * H)
-
-
-@checked
 def convolved_layer(
     B: Size,
     N: Size,

@@ -85,8 +85,7 @@ class MultiheadAttention(nn.Module):
         entry = MECHANISMS[attention] if isinstance(attention, str) else attention
         self._query_gates = frozenset(getattr(entry, "query_gates", ())) & makers.keys()
         self._one_sequence = bool(getattr(entry, "one_sequence", False))
-        asked = {"same_tokens": "same_tokens", "key_padding_mask": "takes_padding"}
-        self._takes = [name for name, asks in asked.items() if getattr(entry, asks, False)]
+        self._same_tokens = bool(getattr(entry, "same_tokens", False))
         self.dropout = _checks.share("dropout", dropout)
         if dropout:
             self._has_weights("dropout", "0", dropout)
@@ -146,7 +145,8 @@ class MultiheadAttention(nn.Module):
             absent = key_padding_mask[:, None, key_padding_mask.shape[1] - k.shape[2] :, None]
             k, v = k.masked_fill(absent, 0), v.masked_fill(absent, 0)
         own: dict[str, Any] = {"is_causal": is_causal, "attn_mask": mask, **gates}
-        own |= self._told(same_tokens=context is None, key_padding_mask=key_padding_mask)
+        if self._same_tokens:
+            own["same_tokens"] = context is None
         if need_weights:
             self._has_weights("need_weights", "False", True)
         if initial_state is not None or return_state:
@@ -166,10 +166,6 @@ class MultiheadAttention(nn.Module):
             return self._merge(o)
         o, state = o
         return self._merge(o), state
-
-    def _told(self, **known: Any) -> dict[str, Any]:
-        """What the mechanism also takes, of what the layer knows."""
-        return {name: known[name] for name in self._takes}
 
     def _operands(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """q (B, H, N, K), k and v (B, G, M, K), and the gates."""

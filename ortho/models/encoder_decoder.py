@@ -18,7 +18,7 @@ from ortho.models.embeddings import (
     new_embeddings,
     token_indices,
 )
-from ortho.models.generation import beam_search, check_sampling, next_token
+from ortho.models.generation import check_sampling, next_token
 
 
 class EncoderDecoder(nn.Module):
@@ -164,35 +164,6 @@ class EncoderDecoder(nn.Module):
             drawn.append(token)
             ended = ended | (token == stop)
         return torch.cat(drawn, 1)
-
-    @checked(shapes=False)
-    @torch.no_grad()
-    def beam_search(
-        self,
-        source: Int[Tensor, "B M"],
-        source_mask: Bool[Tensor, "B M"] | None = None,
-        *,
-        beams: int,
-        start: int,
-        stop: int,
-        max_length: int | None = None,
-        length_penalty: float = 0.6,
-    ) -> Int[Tensor, "B n"]:
-        """Like `generate`, but the best sequence that a search with `beams` beams finds (`ortho.models.generation`).
-
-        Each step computes the whole target again. Raises like `generate`, and for invalid beams and penalties.
-        """
-        most = self._most(start, stop, max_length)
-        memory = self.encode(source, source_mask)
-        memory = memory.repeat_interleave(beams, 0)  # (B beams, M, d)
-        mask = None if source_mask is None else source_mask.repeat_interleave(beams, 0)
-
-        def following(written: Tensor) -> Tensor:
-            logits = self.decode(written, memory, mask)[:, -1]
-            return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-        ends: dict[str, Any] = {"start": start, "stop": stop, "max_length": most, "length_penalty": length_penalty}
-        return beam_search(following, len(source), beams=beams, device=source.device, **ends).tokens
 
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
         """The largest number of tokens to write, after a check of all three arguments."""

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
-from ortho.projections.matrices import FrozenProjection, LearnedProjection, MergedProjection
+from ortho.projections.matrices import FrozenProjection, LearnedProjection
 from ortho.projections.projection import Projection, head_sizes, kv_heads
-from ortho.projections.seeded import SeededProjection
 from ortho.projections.structured import StructuredProjection
 
 # Each takes (d_model, num_heads, *, head_dim, num_kv_heads, bias, generator, dtype, device).
@@ -17,7 +16,7 @@ PROJECTIONS: dict[str, Callable[..., Projection]] = {
     "structured-stopped": partial(StructuredProjection, stop_gradient=True),
 }
 
-_BY_MATRICES = (LearnedProjection, FrozenProjection, SeededProjection, MergedProjection, StructuredProjection)
+_BY_MATRICES = (LearnedProjection, FrozenProjection, StructuredProjection)
 
 
 def by_matrices(projection: Projection) -> Projection:
@@ -34,9 +33,7 @@ __all__ = [
     "PROJECTIONS",
     "FrozenProjection",
     "LearnedProjection",
-    "MergedProjection",
     "Projection",
-    "SeededProjection",
     "StructuredProjection",
     "by_matrices",
     "head_sizes",

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from ortho._checks import checked, expect, one_of
-from ortho._typing import Float, Tensor
-from ortho._weights import new_bias, new_weight, split_heads
+from ortho._checks import checked, one_of
+from ortho._weights import new_bias, new_weight
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Detached, Projection
 
@@ -70,52 +69,6 @@ class FrozenProjection(Detached):
             weight = DRAWS[draw](width, d_model, generator=generator, dtype=dtype, device=device)
             self.register_buffer(f"weight_{name}", weight)
             self.register_buffer(f"bias_{name}", weight.new_zeros(width) if bias else None)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, draw={self.draw!r}, stop_gradient={self.stop_gradient}"
-
-
-class MergedProjection(Detached):
-    r"""The projection of a single head with one frozen matrix: q = x W^T and k = x.
-
-    Scores depend on $W_Q W_K^T$ alone, which for two independent Haar matrices is again Haar: half the products, and
-    the same law. With several heads each has a product of rank K, which would cost d^2 in place of 2 d K, so more than
-    one head raises ValueError.
-    """
-
-    @checked
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int = 1,
-        *,
-        draw: str = "haar",
-        stop_gradient: bool = False,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(d_model, num_heads)
-        expect(num_heads == 1, "num_heads", "1, of which W_Q W_K^T is one matrix", num_heads)
-        self.draw = one_of("draw", draw, DRAWS)
-        self.stop_gradient = stop_gradient
-        weight = DRAWS[draw](d_model, generator=generator, dtype=dtype, device=device)
-        self.register_buffer("weight_q", weight)
-        self.register_buffer("bias_q", None)
-        self.register_buffer("bias_k", None)
-
-    @property
-    def weight_k(self) -> Float[Tensor, "d d"]:  # type: ignore[override]
-        """The identity."""
-        return torch.eye(self.d_model, dtype=self.weight_q.dtype, device=self.weight_q.device)
-
-    @checked(shapes=False)
-    def forward(
-        self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
-    ) -> tuple[Float[Tensor, "B 1 N d"], Float[Tensor, "B 1 M d"]]:
-        """x (B, N, d), context (B, M, d) or x -> q (B, 1, N, d), k (B, 1, M, d)."""
-        x, context = self._sources(x, context)
-        return split_heads(x @ self.weight_q.T, 1), split_heads(context, 1)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, draw={self.draw!r}, stop_gradient={self.stop_gradient}"

@@ -20,7 +20,6 @@ from torch.nn.functional import normalize
 from ortho._checks import all_checked, describe, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS, haar
-from ortho.theory.scores import score_moment
 
 # ------------------------------------------------------------------------------------------------------------ distances
 
@@ -217,7 +216,7 @@ def product_moments(draw: str, d: int, k: int, cosine: float, *, tied: bool) -> 
     _pair(d, cosine)
     share = share_moments(draw, d, k)
     if not tied:
-        return Moments(score_moment(draw, d, k, 1), score_moment(draw, d, k, 2))
+        return Moments(0.0, k / d**2)
     # With P = W W^T and y = c x + s z, z orthogonal to x, the product is c x^T P x + s x^T P z, whose parts are
     # uncorrelated: z -> -z changes the sign of the second alone. As P is a projection, |P x|^2 = x^T P x, and the
     # squares of x^T P z over d - 1 directions z sum to this less (x^T P x)^2.

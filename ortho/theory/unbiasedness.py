@@ -10,7 +10,7 @@ arguments of `ortho.attention.linear.random_features`, whose draws are the right
 `dtype` and `device`.
 
 *Their means*: what an estimate tends to when its rows have a law other than $N(0, I_K)$, in closed form. Every mean is
-relative to the kernel, so that 1 is right. With positive or hyperbolic features and $z = x + y$, it is $E \exp(\omega^T
+relative to the kernel, so that 1 is right. With positive features and $z = x + y$, it is $E \exp(\omega^T
 z)\, e^{-|z|^2/2}$ for one row $\omega$; rows of the same law all have the same mean, coupled or not.
 """
 
@@ -172,7 +172,7 @@ def raw_qr_rows(m: int, K: int, **options: Any) -> Float[Tensor, "m K"]:
 def fixed_length_mean(K: int, length: float, square: float) -> float:
     r"""The mean for rows of one length r and uniform direction: ${}_0F_1(; K/2; r^2 |z|^2 / 4)\, e^{-|z|^2/2}$.
 
-    `square` is $|x + y|^2$ for positive and hyperbolic features, and $-|x - y|^2$ for trigonometric ones. (A Bessel
+    `square` is $|x + y|^2$ for positive features, and $-|x - y|^2$ for trigonometric ones. (A Bessel
     function: the mean of $e^{r u^T z}$ over the sphere has the even moments $(1/2)_n / (K/2)_n$ of a coordinate.)
     """
     return _product_mean(K, length, square, 1) * exp(-square / 2)
@@ -217,8 +217,8 @@ def sign_mean(z: Float[Tensor, "K"]) -> float:
 def raw_qr_mean(z: Float[Tensor, "K"]) -> float:
     r"""The mean for the first row of each block of `raw_qr_rows`: $2\, \Phi(-z_1)$.
 
-    The row is $N(0, I)$ given that its first entry is negative. Later rows have no such simple law. Trigonometric and
-    hyperbolic features are even in $\omega$, so for them every row's mean is 1.
+    The row is $N(0, I)$ given that its first entry is negative. Later rows have no such simple law. Trigonometric
+    features are even in $\omega$, so for them every row's mean is 1.
     """
     return erfc(float(z[0]) / sqrt(2))
 

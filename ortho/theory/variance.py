@@ -27,7 +27,6 @@ from ortho.theory.estimates import Estimate, estimate
 KINDS = {
     "trigonometric": maps.trigonometric_features,
     "positive": maps.positive_features,
-    "hyperbolic": maps.hyperbolic_features,
 }
 
 
@@ -49,8 +48,7 @@ def log_moment(square: float, K: int, a: float = 0.0, order: int = 2) -> float:
 def moment(kind: str, square: float, order: int = 2, *, K: int = 1, a: float = 0.0) -> float:
     r"""$E f^p$ for one row, p = `order`; infinite beyond the range of a float. K matters only if a is not 0.
 
-    A hyperbolic f is $e^{-t/2} \cosh u$ with u normal of variance $t = |x + y|^2$, and a trigonometric one is the same
-    at $t = -|x - y|^2$, for $\cosh iu = \cos u$. At p = 2 both are $\cosh t$.
+    A trigonometric f is $e^{t/2} \cos u$ with u normal of variance $t = |x - y|^2$; at p = 2 its moment is $\cosh t$.
     """
     one_of("kind", kind, KINDS)
     expect(a == 0 or kind == "positive", "a", f"0 for {kind} features", a)
@@ -94,8 +92,8 @@ def log_variances(log_second_moments: Float[Tensor, "*sizes"]) -> Float[Tensor, 
 def orthogonal_covariance(kind: str, square: float, K: int) -> float:
     r"""The covariance of f between two rows of one block, which is orthogonal, Haar, with lengths $\chi(K)$.
 
-    $e^{-t}\, {}_1F_1(K; K/2; t/2) - 1$ at $t = |x + y|^2$ for positive features, whatever their a, and for hyperbolic
-    ones; at $t = -|x - y|^2$ for trigonometric ones. (The sum of two such rows has a uniform direction and the squared
+    $e^{-t}\, {}_1F_1(K; K/2; t/2) - 1$ at $t = |x + y|^2$ for positive features, whatever their a;
+    at $t = -|x - y|^2$ for trigonometric ones. (The sum of two such rows has a uniform direction and the squared
     length $\chi^2_{2K}$.) Negative for t > 0.
     """
     t = _signed(kind, square)
@@ -112,7 +110,7 @@ def squared_error(kind: str, square: float, m: int, K: int, *, draw: str = "iid"
     r"""The relative mean squared error of the estimate from m rows, 'iid' or 'orthogonal', exact.
 
     $(\operatorname{Var} f + \frac nm \operatorname{Cov}) / m$ with n = `same_block_pairs`, and 0 for independent rows.
-    Each row makes two trigonometric or hyperbolic features.
+    Each row makes two trigonometric features.
     """
     pairs = same_block_pairs(m, K) if one_of("draw", draw, ("iid", "orthogonal")) == "orthogonal" else 0
     covariance = orthogonal_covariance(kind, square, K) if pairs else 0.0

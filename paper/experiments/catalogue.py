@@ -55,7 +55,7 @@ TITLES = {
     "generation": "tokens a second that GPT-2 medium decodes, by its attention and cache",
     "recomputation-speed": "a row of blocks, forward and backward, activations kept or computed again",
     "exchanged-speed": "the gradient of the values alone, by a forward pass with q and k exchanged",
-    "projection-speed": "queries and keys by dense, structured and merged frozen matrices",
+    "projection-speed": "queries and keys by dense and structured frozen matrices",
     "heads-speed": "the training step of layers with stopped heads and with heads of several kinds",
     "induction-speed": "the training step of layers with heads that retrieve untrained",
     "positional-heads": "how positional the heads of the trained models are",

@@ -9,7 +9,6 @@ from visits import BOOK, MADE, ROOT, SOURCE, WRITTEN, new_context
 
 from ortho import MECHANISMS
 from paper.claims import catalogue
-from paper.interactive import calculator
 
 pytestmark = pytest.mark.browser
 
@@ -272,33 +271,6 @@ def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
     box.locator("select").select_option("strided by 8")
     assert (said.inner_text(), reached.count()) == ("64 of 64 tokens after 2 layers", 64)
     assert box.locator(".chosen").inner_text() == "100"
-
-
-# ----------------------------------------------------------------------------------------------------------- calculator
-
-
-def test_the_calculator_lists_what_fits(page, book):
-    page.goto(f"{book}book/guides/choose-a-mechanism.html")
-    form, shown = page.locator(".calculator form"), page.locator(".calculator table.chosen tbody tr")
-    for use, causal, N, d in (
-        ("training", True, 8192, 1024),
-        ("training", False, 512, 4096),
-        ("decoding", True, 2048, 512),
-    ):
-        form.locator("[name=N]").select_option(str(N))
-        form.locator("[name=d]").select_option(str(d))
-        form.locator("[name=use]").select_option(use)
-        if use == "training":
-            form.locator("[name=causal]").set_checked(causal)
-        else:
-            assert form.locator("[name=causal]").is_disabled()
-        wanted = [row.name for row in calculator.rows(use, causal, N, d)]
-        names = [row.locator("td").first.inner_text() for row in shown.all()]
-        assert names[:12] == wanted[:12] and "softmax" in names
-        assert page.locator(".calculator output").inner_text().startswith(f"{len(wanted)} mechanisms fit")
-    form.locator("[name=exact]").check()
-    assert [row.locator("td").first.inner_text() for row in shown.all()] == [n for n in wanted if MECHANISMS[n].exact]
-    assert not page.locator(".calculator .fixed").is_visible()
 
 
 # ------------------------------------------------------------------------------------------------------------------ map

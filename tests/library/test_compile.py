@@ -24,7 +24,7 @@ pytestmark = [
 # A kernel of PyTorch's, our kernels in chunks, selected tilings; a layer of PyTorch's, heads of several kinds.
 FEW = ["softmax, fast", "linear, fast", "top-k, fast", "frozen torch", "stopped heads"]
 # Autograd in chunks, tilings of several kinds, tilings of a pattern.
-AT_ONE_LENGTH = ["fox, fast", "nsa, fast", "language model, window"]
+AT_ONE_LENGTH = ["fox, fast", "language model, window"]
 # Tiles, our kernels with feature maps and with gates, every kind of layer and of model.
 IN_ONE_GRAPH = [
     *("flash, fast", "favor, fast", "gated-delta, fast", "synthesizer dot-product"),

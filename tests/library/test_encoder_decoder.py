@@ -1,7 +1,6 @@
 """The encoder-decoder: compared with PyTorch's layers, causality, padding, decoding, dropout, errors."""
 
 from functools import partial
-from math import inf
 
 import pytest
 import torch
@@ -141,20 +140,10 @@ def test_greedy_decoding_with_caches_is_that_without(arm):
     assert arm != "learned" or ends == {True, False}  # some rows end and some do not
 
 
-@EVERY_ARM
-def test_one_beam_is_greedy_decoding(arm):
-    ours, mask = model(**ARMS[arm]), padding()
-    for seed in range(3):
-        source, settings = texts(seed=seed)[0], {"start": START, "stop": STOP, "max_length": 7}
-        assert torch.equal(ours.beam_search(source, mask, beams=1, **settings), ours.generate(source, mask, **settings))
-
-
-@pytest.mark.parametrize("decode", ["generate", "beam_search"])
-def test_decoding_saves_nothing_for_gradients(decode):
+def test_decoding_saves_nothing_for_gradients():
     ours, saved = model(), []
-    settings = {"start": START, "stop": STOP} | ({"beams": 2} if decode == "beam_search" else {})
     with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):
-        getattr(ours, decode)(texts()[0], **settings)
+        ours.generate(texts()[0], start=START, stop=STOP)
         assert not saved
         ours(*texts())
     assert saved
@@ -233,13 +222,9 @@ def test_bad_calls():
         (partial(decode, max_length=13), ValueError, "max_length: expected at most the model's, 12, got 13"),
         (partial(decode, max_length=0), ValueError, "max_length: expected an integer of at least 1, got 0"),
         (partial(model(max_length=None).generate, source, start=1, stop=2), ValueError, "max_length: expected a numb"),
-        (partial(ours.beam_search, source, beams=0, start=1, stop=2), ValueError, "beams: expected an integer of at"),
     ]
     for call, error, message in cases:
         refuses(message, call, error=error)
-    for alpha, error in ((-1, ValueError), (inf, ValueError), ("1", TypeError)):
-        with pytest.raises(error, match="length_penalty: expected a .*number.*, got"):
-            ours.beam_search(source, beams=2, start=1, stop=2, length_penalty=alpha)
 
 
 @pytest.mark.bad_input

@@ -67,9 +67,7 @@ MAPS = {
     "powers": "Powers(order=2)",
     "trigonometric": "TrigonometricFeatures(count=128)",
     "favor": "PositiveFeatures(count=256)",
-    "hyperbolic": "HyperbolicFeatures(count=128)",
     "favor++": "DenseExponentialFeatures('gerf', count=256)",
-    "favor++-expected": "ExpectedExponentialFeatures(count=256)",
     **{fit: f"DenseExponentialFeatures({fit!r}, count=256)" for fit in ("saderf", "aderf", "sderf")},
 }
 
@@ -288,7 +286,7 @@ def test_maps_keep_to_what_they_declare():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["favor", "hyperbolic", "favor++", "sderf"])
+@pytest.mark.parametrize("name", ["favor", "favor++", "sderf"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_rows_out_of_range_are_never_zero(form, name, masked, monkeypatch):
     """They are an error where values are checked, also beside a mask, and NaN where values are not checked, as on a

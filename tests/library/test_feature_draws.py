@@ -6,11 +6,9 @@ import pytest
 import torch
 from refusals import refuses
 from scipy import stats
-from seeded import draw as normal
 from seeded import generator
 
-from ortho.attention.linear import random_features as rf
-from ortho.attention.linear.favor import mirrored, orthogonal_features
+from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import FEATURE_DRAWS, iid_features, structured_features
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.unbiasedness import WRONG_DRAWS
@@ -80,14 +78,6 @@ def test_structured_rows_are_cut_from_wider_ones():
     products = (draws[:, 0] * draws[:, 1]).sum(-1)
     assert products.abs().max() > 0.1
     assert abs(estimate(products).deviation(0.0)) < SIGMAS
-
-
-def test_mirrored():
-    omega = normal(2, 3, 4)
-    found = mirrored(omega)
-    assert found.shape == (2, 6, 4) and torch.equal(found[:, :3], omega) and torch.equal(found[:, 3:], -omega)
-    x = normal(5, 4, seed=1)
-    torch.testing.assert_close(rf.hyperbolic_features(x, omega[0]), rf.positive_features(x, found[0]))
 
 
 @pytest.mark.bad_input

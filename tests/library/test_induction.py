@@ -18,7 +18,6 @@ from ortho import (
     freeze_qk,
     to_standard,
 )
-from ortho.attention.shifted import ShiftedKeysValues
 from ortho.cost import model as model_cost
 from ortho.cost.layers import convolved_layer, hybrid
 from ortho.layers.induction import InductionProjection, default_sharpness
@@ -227,9 +226,6 @@ def test_padding_beside_a_mask_of_pairs(form):
         heads(form, tokens=2),
         HybridAttention(WIDTH, H, **kinds),
         ConvolvedAttention(WIDTH, H, of=HybridAttention, **kinds),
-        MultiheadAttention(
-            WIDTH, H, attention=ShiftedKeysValues(H, form=form, dtype=torch.float64), dtype=torch.float64
-        ),
     ):
         if isinstance(layer, ConvolvedAttention):
             torch.nn.init.normal_(layer.taps, generator=torch.Generator().manual_seed(3))

@@ -7,7 +7,7 @@ from seeded import draw as normal
 from seeded import generator
 
 from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
-from ortho.attention.linear.favor import HyperbolicFeatures, PositiveFeatures, TrigonometricFeatures
+from ortho.attention.linear.favor import PositiveFeatures, TrigonometricFeatures
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.theory import kernels
@@ -27,7 +27,6 @@ MAPS = {
     "powers": Powers(2),
     "powers3": Powers(3),
     "positive": PositiveFeatures(count=16),
-    "hyperbolic": HyperbolicFeatures(count=8),
     "trigonometric": TrigonometricFeatures(count=8),
     **{fit: DenseExponentialFeatures(fit, count=16) for fit in ("gerf", "saderf", "aderf", "sderf")},
 }

@@ -22,7 +22,6 @@ from ortho import (
     SynthesizerAttention,
     TransformerBlock,
 )
-from ortho.attention.shifted import ShiftedKeysValues
 from ortho.attention.untrained.patterns import Gaussian
 from ortho.layers.hybrid import HEADS
 from ortho.layers.short_convolution import short_convolution
@@ -42,11 +41,6 @@ CONSTANT = {"stopped", "structured-stopped", "induction", "selective-induction"}
 PATTERNS = ("previous", "next", Gaussian("", 0.5, 2.0, True), "end")
 
 
-def shifted(width, heads, attention="softmax", form="fast", generator=None, dtype=None):
-    shift = ShiftedKeysValues(heads, attention, form=form, generator=generator, dtype=dtype)
-    return MultiheadAttention(width, heads, attention=shift, generator=generator, dtype=dtype)
-
-
 def random_features(width, heads, *, generator, dtype, **kwargs):
     attention = RandomFeatureAttention(width // heads, 8, generator=generator, dtype=dtype, **kwargs)
     return MultiheadAttention(width, heads, attention=attention, generator=generator, dtype=dtype)
@@ -64,7 +58,6 @@ LAYERS |= {
     "convolved": ConvolvedAttention,
     "convolved patterns": partial(ConvolvedAttention, of=PositionalHeads),
     "convolved kinds": partial(ConvolvedAttention, of=HybridAttention, heads=SPLITS[0]),
-    **{f"shifted {name}": partial(shifted, attention=name) for name in ("softmax", "rotary", "linear", "window")},
 }
 KINDS = {"layer": HybridAttention, "heads": SPLITS[0]}
 BLOCKS = {"block": TransformerBlock, "block of kinds": partial(TransformerBlock, **KINDS)}
@@ -89,7 +82,7 @@ forms = pytest.mark.parametrize(("name", "form"), FORMS)
 
 
 def layer(name, form, width, seed):
-    """A layer whose taps, shares and shifts say something."""
+    """A layer whose taps and shares say something."""
     g = torch.Generator().manual_seed(seed)
     one = ALL[name](width, H, form=form, generator=g, dtype=torch.float64)
     with torch.no_grad():
@@ -116,7 +109,7 @@ def test_fast_equals_reference(name, shape, seed, causal, padded):
     x, g = inputs(shape, seed)
     mask = None
     if padded != "no":
-        several = padded == "each head" and not name.startswith(("shifted", "convolved"))
+        several = padded == "each head" and not name.startswith("convolved")
         lengths = torch.randint(0, shape[1] + 1, (shape[0], H if several else 1), generator=g)
         mask = (torch.arange(shape[1]) < lengths[..., None])[:, :, None]  # (B, h, 1, N)
     d_out = torch.randn(x.shape, generator=g, dtype=x.dtype)

@@ -9,7 +9,7 @@ from torch import nn
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
 from ortho.gates import ReflectingWriteStrength
 from ortho.orthogonal import DRAWS
-from ortho.projections import PROJECTIONS, FrozenProjection, SeededProjection
+from ortho.projections import PROJECTIONS, FrozenProjection
 
 FROZEN = ["frozen", "stopped"]
 
@@ -51,25 +51,24 @@ def test_conversion(projection, form):
     torch.testing.assert_close(theirs, ora(x, attn_mask=mask), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("projection", [*PROJECTIONS, SeededProjection])
+@pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize(
     ("heads", "width", "shared"), [(4, 4, 4), (4, 4, 2), (4, 4, 1), (3, 1, 1), (1, 6, None), (5, 7, None), (6, 8, 2)]
 )
 def test_heads_by_the_definition(projection, heads, width, shared):
     """Heads of any number and width, with biases: each head of queries uses the head of keys and values of its group.
     Outputs and gradients are those of a layer whose keys and values are repeated beforehand."""
-    name = str(projection)
-    if name.startswith("structured") and heads * width > 16:
+    if projection.startswith("structured") and heads * width > 16:
         return  # a structured draw has no more columns than rows
-    generator_, biased = generator(), name in PROJECTIONS  # a seed has no biases
-    kind = {"projection": projection, "bias": biased, "dtype": torch.float64, "generator": generator_}
+    generator_ = generator()
+    kind = {"projection": projection, "bias": True, "dtype": torch.float64, "generator": generator_}
     one = MultiheadAttention(16, heads, head_dim=width, num_kv_heads=shared, **kind)
     with torch.no_grad():
         for part, bias in [*one.named_parameters(), *one.named_buffers()]:
             if "bias" in part:
                 bias.normal_(generator=generator_)
     x, upstream = draw(2, 7, 16, dtype=torch.float64).requires_grad_(), draw(2, 7, 16, seed=2, dtype=torch.float64)
-    inner = x.detach() if name.endswith("stopped") else x
+    inner = x.detach() if projection.endswith("stopped") else x
     of, groups, rows = one.projection, shared or heads, []
     assert (one.weight_v.shape, one.weight_o.shape) == ((groups * width, 16), (16, heads * width))
     assert of.weight_q.shape == (heads * width, 16) and of.weight_k.shape == one.weight_v.shape
@@ -77,9 +76,9 @@ def test_heads_by_the_definition(projection, heads, width, shared):
         own, theirs = (slice(i * width, (i + 1) * width) for i in (head, head * groups // heads))
         made = ((inner, of.weight_q, of.bias_q, own), (inner, of.weight_k, of.bias_k, theirs))
         parts = (*made, (x, one.weight_v, one.bias_v, theirs))
-        q, k, v = (y @ weight[rows_].T + (added[rows_] if biased else 0) for y, weight, added, rows_ in parts)
+        q, k, v = (y @ weight[rows_].T + added[rows_] for y, weight, added, rows_ in parts)
         rows.append(MECHANISMS["softmax"].reference(q, k, v, is_causal=True))
-    expected = torch.cat(rows, -1) @ one.weight_o.T + (one.bias_o if biased else 0)
+    expected = torch.cat(rows, -1) @ one.weight_o.T + one.bias_o
     leaves = [x, *one.parameters()]
     got = one(x, is_causal=True)
     torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)  # sums of up to 48 products of size 1

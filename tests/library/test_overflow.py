@@ -17,8 +17,7 @@ CUT, LENGTH = 5, 9
 MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "recurrent"}
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
-SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "hyperbolic"}
-SUMMING |= {"favor++-expected", "routing"}
+SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "routing"}
 
 
 def drawn():
@@ -55,7 +54,7 @@ def test_hidden_keys_overflow_alone(name, form):
     assert torch.equal(f(q, huge, v, attn_mask=mask), f(q, k, v, attn_mask=mask))
 
 
-FLOODED = ERASING | {"ttt-contrastive", "ttt-huber-norm"}
+FLOODED = ERASING | {"ttt-contrastive"}
 
 
 @pytest.mark.parametrize("form", FORMS)

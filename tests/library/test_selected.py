@@ -17,12 +17,6 @@ from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
 from ortho.attention.selected import call, importance
 from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
-from ortho.attention.selected.lsh import MECHANISM as LSH
-from ortho.attention.selected.lsh import draw_projections
-from ortho.attention.selected.moba import MECHANISM as MOBA
-from ortho.attention.selected.moba import moba_mask
-from ortho.attention.selected.nsa import MECHANISM as NSA
-from ortho.attention.selected.nsa import Sizes
 from ortho.attention.selected.routing import MECHANISM as ROUTING
 from ortho.attention.selected.routing import draw_centroids, nearest, normalised, update_centroids
 from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
@@ -61,7 +55,7 @@ def test_properties(test, form, small):
 
 
 N = 23
-ONE_BUCKET, ONE_CLUSTER = torch.zeros(1, 4, 1, dtype=torch.float64), torch.ones(1, 4, dtype=torch.float64)
+ONE_CLUSTER = torch.ones(1, 4, dtype=torch.float64)
 
 
 def compare(m, leaves, **kwargs):
@@ -77,21 +71,12 @@ def compare(m, leaves, **kwargs):
 
 # -------------------------------------------------------------------------------------- what all or nothing comes to
 
-BRANCH = {
-    name: torch.eye(3, dtype=torch.float64)[i].expand(2, N, 3) for i, name in enumerate(("few", "blocks", "near"))
-}
 EVERYTHING = {
     "top-k": (TOP_K, {"count": N}),
     "top-k, more than there are": (TOP_K, {"count": 1000}),
     "importance": (IMPORTANCE, {"count": 1000}),
-    "lsh, one bucket": (LSH, {"projections": ONE_BUCKET, "width": 1000}),
     "routing, one cluster": (ROUTING, {"centroids": ONE_CLUSTER, "width": 1000, "balanced": False}),
     "routing, one balanced cluster": (ROUTING, {"centroids": ONE_CLUSTER, "width": 1000, "balanced": True}),
-    "moba, one block": (MOBA, {"block": 1000}),
-    "moba, all blocks": (MOBA, {"block": 3, "count": 1000}),
-    "nsa, all blocks": (NSA, {"gates": BRANCH["blocks"], "sizes": Sizes(4, 2, 4, 1000, 1)}),
-    "nsa, the whole window": (NSA, {"gates": BRANCH["near"], "sizes": Sizes(4, 2, 4, 3, 1000)}),
-    "nsa, each token by itself": (NSA, {"gates": BRANCH["few"], "sizes": Sizes(1, 1, 4, 3, 1)}),
     "sparse-linear, all near": (SPARSE_LINEAR, {"window": 1000}),
 }
 
@@ -177,14 +162,6 @@ def _by_logarithms(q, k, v, window, causal):
     return (scores.masked_fill(place > place[:, None], -torch.inf) if causal else scores).softmax(-1) @ v
 
 
-def test_default_gates_weigh_what_there_is():
-    """Gates are a half each before the first compressed token, then a third: values of 1 stay 1."""
-    q, k, v = qkv(2, length=N)
-    for sizes in (Sizes(4, 2, 4, 3, 3), Sizes()):
-        ones = compare(NSA, (q, k, torch.ones_like(v)), sizes=sizes, is_causal=True)
-        torch.testing.assert_close(ones, torch.ones_like(ones), **TOLERANCE)
-
-
 # ------------------------------------------------------------------------------------------------------ empty groups
 
 
@@ -212,18 +189,12 @@ def test_queries_whose_group_has_no_key(causal):
     towards = torch.tensor([1.0, 1, -1, -1], dtype=torch.float64)
     q, away, v = draw(N, 4) / 10 + towards, draw(N, 4, seed=1) / 10 - towards, draw(N, 5, seed=2)
     k = torch.where(torch.arange(N)[:, None] % 2 == 0, -away, away)
-    calls = {
-        "routing": (ROUTING, {"centroids": torch.stack([towards, -towards]), "balanced": False}),
-        "lsh": (LSH, {"projections": towards[None, :, None]}),
-    }
-    for m, sizes in calls.values():
-        o = compare(m, (q, away, v), width=4, is_causal=causal, **sizes)
-        assert not o.any()
-        o = compare(m, (q, k, v), width=4, is_causal=causal, **sizes)
-        assert o.any(-1).all()
+    sizes = {"centroids": torch.stack([towards, -towards]), "balanced": False, "width": 4, "is_causal": causal}
+    assert not compare(ROUTING, (q, away, v), **sizes).any()
+    assert compare(ROUTING, (q, k, v), **sizes).any(-1).all()
 
 
-@pytest.mark.parametrize("name", ["lsh, 3", "lsh, shared", "routing, nearest", "routing, balanced"])
+@pytest.mark.parametrize("name", ["routing, nearest", "routing, balanced"])
 def test_equal_tokens(name):
     """All tokens are in one group, which is many more than fit."""
     m = SMALL[name]
@@ -253,17 +224,16 @@ def test_long_sequences(m):
             assert agree > 0.99  # of the queries: rounding selects between nearly equal scores
 
 
-@pytest.mark.parametrize("name", [name for name, m in ALL.items() if m.bidirectional and name != "lsh, shared"])
+@pytest.mark.parametrize("name", [name for name, m in ALL.items() if m.bidirectional])
 def test_other_numbers_of_keys(name):
     for length, keys in ((9, 70), (70, 9), (1, 30), (30, 1)):
         compare(ALL[name], qkv(2, length=length, keys=keys))
 
 
-@pytest.mark.parametrize("name", ["top-k, 3", "nsa, 4", "moba, 4"])
-def test_scales(name):
+def test_scales():
     """With a negative scale the lowest products have the highest scores. With 0 all scores are equal: the first keys
-    are taken, or the first blocks beside the query's own."""
-    m, (q, k, v) = ALL[name], qkv(2, length=N)
+    are taken."""
+    m, (q, k, v) = ALL["top-k, 3"], qkv(2, length=N)
     o = compare(m, (q, k, v), scale=-0.7, is_causal=True)
     torch.testing.assert_close(o, m.reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
     zeros = m.reference(torch.zeros_like(q), k, v, is_causal=True)
@@ -274,9 +244,6 @@ def test_scales(name):
 def test_masks_of_scales():
     q, k, _ = qkv(2, length=N)
     assert top_k_mask(q, k, count=3, scale=0.0)[..., :3].all()
-    calls = ((q, 0.0), (torch.zeros_like(q), None), (q, -1.0), (-q, 1.0))
-    masks = [moba_mask(x, k, block=4, scale=scale) for x, scale in calls]
-    assert torch.equal(*masks[:2]) and torch.equal(*masks[2:]) and not torch.equal(*masks[1:3])
 
 
 def test_centroids_move():
@@ -315,15 +282,10 @@ BAD = [
     (TOP_K, {"count": 2.0}, TypeError, "count: expected an integer of at least 1, got float 2.0"),
     (IMPORTANCE, {"importance": Q[..., :3, 0]}, ValueError, "importance: expected shape (2, 9) like the keys"),
     (IMPORTANCE, {"importance": Q[..., 0] / 0}, ValueError, "importance: expected finite numbers"),
-    (LSH, {"projections": Q}, ValueError, "projections: expected shape (rounds, 4, half), got (2, 9, 4)"),
     (ROUTING, {"balanced": 1}, TypeError, "balanced: expected True, False or None, got int 1"),
     (ROUTING, {"centroids": Q[0, :2, :3]}, ValueError, "centroids: expected shape (clusters, 4)"),
     (ROUTING, {"balanced": True, "return_state": True}, ValueError, "return_state: expected none with balanced"),
     (ROUTING, {"balanced": True, "initial_state": (Q, Q, Q)}, ValueError, "initial_state: expected none with balanced"),
-    (MOBA, {"is_causal": False}, ValueError, "is_causal: expected True"),
-    (NSA, {"is_causal": False}, ValueError, "is_causal: expected True"),
-    (NSA, {"sizes": 64}, TypeError, "sizes: expected Sizes, got int 64"),
-    (NSA, {"gates": Q[..., :2]}, ValueError, "gates: expected shape (2, 9, 3) like the keys, got (2, 9, 2)"),
     (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
     (SPARSE_LINEAR, {"log_far": Q[..., :3, 0]}, ValueError, "log_far: expected shape (2, 9) like the queries"),
     (SPARSE_LINEAR, {"log_far": Q[..., 0] / 0}, ValueError, "log_far: expected finite numbers"),
@@ -341,7 +303,7 @@ def test_bad_options(m, given, error, message, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
 def test_bad_calls(m, form):
-    """Refused are a mask of pairs; a state of other parts; one key more or less than there are buckets, clusters or
+    """Refused are a mask of pairs; a state of other parts; one key more or less than there are clusters or
     numbers; a mask beside a state that leaves keys out."""
     f = m.form(form)
     with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
@@ -349,9 +311,9 @@ def test_bad_calls(m, form):
     refuses("k: expected finite numbers, got 72 NaN or infinite of 72", f, Q, Q / 0, Q, is_causal=True)
     refuses("^initial_state: expected", f, Q, Q, Q, is_causal=True, initial_state=(Q, Q, Q, Q, Q))
     call = {"is_causal": True, "initial_state": f(Q, Q, Q, is_causal=True, return_state=True)[1]}
-    if m in (LSH, ROUTING, IMPORTANCE):
+    if m in (ROUTING, IMPORTANCE):
         *state, part = call["initial_state"]
-        with pytest.raises(ValueError, match="^initial_state: expected (buckets|clusters|importance) "):
+        with pytest.raises(ValueError, match="^initial_state: expected (clusters|importance) "):
             f(Q, Q, Q, is_causal=True, initial_state=(*state, part[..., 1:]))
     if m is IMPORTANCE or (m is SPARSE_LINEAR and form == "fast"):
         refuses("^attn_mask: expected None beside a", f, Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
@@ -359,17 +321,8 @@ def test_bad_calls(m, form):
 
 @pytest.mark.bad_input
 def test_bad_draws_and_sizes():
-    with pytest.raises(ValueError, match="buckets: expected an even number, one for each row and its opposite, got 3"):
-        draw_projections(4, buckets=3)
     refuses("decay: expected a number from 0 to 1, got float 1.5", update_centroids, draw_centroids(4), Q, Q, decay=1.5)
-    refuses("k: expected q itself with shared_qk", LSH.fast, Q, Q[:, :5], Q[:, :5], shared_qk=True)
     refuses("attention: expected one of 'top-k', .* got 'window'", choosing, "window", 10, 4, 4)
-    for name in ("moba", "nsa"):
-        with pytest.raises(ValueError, match=f"causal: expected True, since '{name}' chooses .* past, got False"):
-            choosing(name, 10, 4, 4, causal=False)
-    for name, size in (("length", 33), ("block", 8)):
-        refuses(f"{name}: expected a multiple of stride = 16, got {size}", Sizes, **{name: size})
-    refuses("count: expected at least 3, got 2", Sizes, count=2)
 
 
 def test_half_precision_is_normalised_in_float32():

@@ -1,4 +1,4 @@
-"""The short convolution before attention, and the KV shift: formulas, padding, states, costs, errors."""
+"""The short convolution before attention: formulas, padding, states, costs, errors."""
 
 from functools import partial
 
@@ -6,12 +6,10 @@ import pytest
 import torch
 from counted import assert_declared, assert_decodes
 from refusals import refusals, refuses
-from seeded import draw, generator
+from seeded import draw
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
-from ortho.attention import MECHANISMS
-from ortho.attention.shifted import ShiftedKeysValues
-from ortho.cost.layers import convolved_layer, shifted_layer
+from ortho.cost.layers import convolved_layer
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -102,63 +100,12 @@ def test_cost_of_a_block():
     assert_decodes(declared, TransformerBlock(12, 4, layer=ConvolvedAttention), 12)
 
 
-# -- the KV shift
-
-
-def shifted(attention="softmax", form="fast", *, width=WIDTH, heads=H, dtype=torch.float64):
-    g = torch.Generator().manual_seed(1)
-    shift = ShiftedKeysValues(heads, attention, form=form, generator=g, dtype=dtype)
-    return MultiheadAttention(width, heads, attention=shift, generator=g, dtype=dtype)
-
-
-def test_the_shift_as_the_formula_reads():
-    """Head by head and token by token, causal and not; and the weights of a head add up to 1 at first."""
-    layer, x = shifted(), draw(B, N, WIDTH)
-    shift = layer.attention
-    close(shift.keys.sum(1), torch.ones(H, dtype=torch.float64))
-    assert shift.keys.min() >= 0 and shift.keys[:, 0].unique().numel() == H
-    with torch.no_grad():
-        shift.values.normal_(generator=torch.Generator().manual_seed(5))
-    q, k = layer.projection(x)
-    v = (x @ layer.weight_v.mT).unflatten(-1, (H, -1)).transpose(1, 2)
-    mixed = []
-    for y, weights in ((k, shift.keys), (v, shift.values)):
-        rows = [torch.stack([weights[h, 0] * y[:, h, t] + (weights[h, 1] * y[:, h, t - 1] if t else 0)
-                             for t in range(N)], 1) for h in range(H)]  # fmt: skip
-        mixed.append(torch.stack(rows, 1))
-    for causal in (False, True):
-        o = torch.nn.functional.scaled_dot_product_attention(q, *mixed, is_causal=causal)
-        close(layer(x, is_causal=causal), o.transpose(1, 2).flatten(2) @ layer.weight_o.mT)
-
-
-@pytest.mark.parametrize("attention", [name for name, m in MECHANISMS.items() if m.fitted])
-def test_padding_is_not_in_the_fit_under_the_shift(attention):
-    """Neither its keys nor its queries: what a token reads does not depend on what padding holds."""
-    layer, x = shifted(attention), draw(B, N, WIDTH)
-    padding = torch.zeros(B, N, dtype=torch.bool)
-    padding[:, 5:] = True
-    o, other = (layer(x + 9 * c * padding[..., None], key_padding_mask=padding)[:, :5] for c in (0, 1))
-    close(o, other)
-
-
-@pytest.mark.parametrize("attention", ["softmax", "rotary"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_cost_of_the_shift(attention, causal):
-    """Declared = counted, exactly."""
-    for b, n, d, h in SIZES:
-        x = torch.zeros(b, n, d, requires_grad=True)
-        declared = shifted_layer(b, n, d, h, attention=attention, causal=causal)
-        layer = shifted(attention, width=d, heads=h, dtype=torch.float32)
-        assert_declared(declared, layer, x, is_causal=causal)
-
-
 BAD = [
     (lambda x: convolved()(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts"),
     (lambda x: convolved()(x, initial_state=5), "initial_state: expected the last tokens and the attention", TypeError),
     (lambda x: convolved()(x, initial_state=(x, x, x)), "initial_state: expected tail torch.float64 of sh"),
     (lambda x: convolved()(x, cache=convolved().new_cache(9)), "cache: expected one of this layer, got an"),
     (lambda x: convolved().new_cache(9).attend(x, x, x), "cache: expected to be read by a ConvolvedAttent", TypeError),
-    (lambda x: ShiftedKeysValues(4, "delta"), "attention: expected a mechanism without gates, got 'delta'"),
 ]
 
 
@@ -173,11 +120,6 @@ def test_the_output_has_the_dtype_of_x(form):
     assert FUNCTIONS[form](x, taps).dtype == torch.float16
 
 
-def test_shifted_heads_are_as_many_as_the_layer_s():
-    layer = MultiheadAttention(8, 4, attention=ShiftedKeysValues(1))
-    refuses(r"^q: expected shape \(B, 1, N, K\)", layer, torch.zeros(2, 6, 8))
-
-
 @pytest.mark.bad_input
 @FORMS
 def test_a_tail_that_does_not_fit(form):
@@ -185,23 +127,3 @@ def test_a_tail_that_does_not_fit(form):
     refuses("tail: expected", FUNCTIONS[form], x, taps, error=TypeError, tail=[1])
     refuses(r"tail: expected torch.float64 of shape \(2, 3, 8\)", FUNCTIONS[form], x, taps, tail=x[:, :2])
     refuses("tail: expected finite numbers", FUNCTIONS[form], x, taps, tail=x[:, :3] * float("nan"))
-
-
-@pytest.mark.bad_input
-def test_padding_of_shifted_heads_that_does_not_fit():
-    shifted, q = ShiftedKeysValues(2), draw(2, 2, 5, 4).float()
-    there, padding = torch.ones(5, dtype=torch.bool), torch.zeros(2, 5, dtype=torch.bool)
-    for wrong in (padding[0], padding[:, :3], torch.zeros(2, 9, dtype=torch.bool)):
-        refuses(r"key_padding_mask: expected shape \(2, 5\)", shifted, q, q, q, attn_mask=there, key_padding_mask=wrong)
-    refuses("attn_mask: expected a mask that hides", shifted, q, q, q, key_padding_mask=padding)
-
-
-def test_padding_is_read_token_by_token():
-    layer = MultiheadAttention(8, 2, attention=ShiftedKeysValues(2, generator=generator(1)), generator=generator(2))
-    x, padding = draw(2, 5, 8).float(), torch.tensor([[True, True, False, False, False], [False] * 5])
-    whole, state, parts = layer(x, is_causal=True, key_padding_mask=padding), None, []
-    for i in range(5):
-        now = {"key_padding_mask": padding[:, : i + 1], "initial_state": state}
-        part, state = layer(x[:, i : i + 1], is_causal=True, return_state=True, **now)
-        parts.append(part)
-    assert torch.allclose(torch.cat(parts, 1)[~padding], whole[~padding], atol=1e-5)

@@ -11,12 +11,9 @@ from counted import CALLS, assert_declared, assert_formula
 from drawn_tilings import Parity
 from extent import some
 from piecewise import ways
-from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, projections, qkv
+from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 
 from ortho.attention.mechanism import CostedCall
-from ortho.attention.selected.lsh import lsh_mask
-from ortho.attention.selected.moba import moba_mask
-from ortho.attention.selected.nsa import nsa_masks
 from ortho.attention.selected.routing import routing_mask
 from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_mechanism
@@ -28,10 +25,8 @@ from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import count_forward
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
-# The closed form of "lsh" is for queries that are not the keys.
-TESTED = {name: m for name, m in ALL.items() if name != "lsh, shared"}
-TESTED |= {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
-GATES = {"gates": (3,), "log_far": ()}  # numbers a token
+TESTED = ALL | {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
+GATES = {"log_far": ()}  # numbers a token
 
 
 def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
@@ -45,10 +40,9 @@ def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
 def drawn():
     """Make in advance what is drawn only once, which is not part of a call."""
     for width in (1, 2, 3, 4):
-        projections(width), centroids(width)
-    for name in ("lsh", "routing"):
-        for width, dtype in product((1, 2, 3, 4), (torch.float32, torch.float64)):
-            ALL[name].fast(*torch.ones(3, 1, 1, 1, width, dtype=dtype))
+        centroids(width)
+        for dtype in (torch.float32, torch.float64):
+            ALL["routing"].fast(*torch.ones(3, 1, 1, 1, width, dtype=dtype))
 
 
 # Every fifth of the product has all dtypes, forms and mechanisms, each with a gradient of q and k and without.
@@ -119,10 +113,7 @@ def test_any_parts(qk_grad):
 
 MASKS = {
     "top-k": partial(top_k_mask, is_causal=True),
-    "lsh": partial(lsh_mask, is_causal=True),
     "routing": partial(routing_mask, is_causal=True),
-    "moba": moba_mask,
-    "nsa": nsa_masks,
 }
 
 
@@ -141,12 +132,11 @@ def test_choosing_and_attending(name):
 
 
 def test_shares_by_hand():
-    """For 4096 tokens and K = V = 64. Top-k: all scores, beside the scores and values of 64 keys. Importance, and moba
-    with one block: nothing. Routing: products with 16 centroids, beside attention in 16 clusters of 64 tokens."""
+    """For 4096 tokens and K = V = 64. Top-k: all scores, beside the scores and values of 64 keys. Importance:
+    nothing. Routing: products with 16 centroids, beside attention in 16 clusters of 64 tokens."""
     assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
     assert choosing("importance", 4096, 64, 64).choosing == 0
     assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)
-    assert choosing("moba", 4096, 64, 64, count=1).choosing == 0
 
 
 @pytest.mark.parametrize("width", [1, 2, 64, 65, 66, 128, 129, 300])

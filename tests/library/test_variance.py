@@ -154,7 +154,7 @@ def test_sampled_covariance_by_loops():
 @pytest.mark.parametrize("square", [0.1, 2.0, 20.0])
 def test_covariance_is_an_integral(K, square):
     """Over the squared length chi^2(2K) of a sum of two rows; for positive features also a mean over a Poisson law."""
-    for kind, t in (("positive", square), ("hyperbolic", square), ("trigonometric", -square)):
+    for kind, t in (("positive", square), ("trigonometric", -square)):
         law = stats.chi2(2 * K)
         value, _ = integrate.quad(
             lambda s, t=t, law=law: law.pdf(s) * special.hyp0f1(K / 2, s * t / 4), 0, law.isf(1e-25) + 40 * square,
@@ -180,9 +180,9 @@ def test_gain():
         assert variance.orthogonal_gain("positive", square, 20_000) == pytest.approx(
             variance.gain_limit(square), rel=100 / 20_000
         )  # the next term of the expansion is about t^2 / K
-        whole = variance.orthogonal_gain("hyperbolic", square, 8)
-        assert variance.orthogonal_gain("hyperbolic", square, 8, m=24) == pytest.approx(whole, rel=1e-12)
-        assert variance.orthogonal_gain("hyperbolic", square, 8, m=4) < whole
+        whole = variance.orthogonal_gain("positive", square, 8)
+        assert variance.orthogonal_gain("positive", square, 8, m=24) == pytest.approx(whole, rel=1e-12)
+        assert variance.orthogonal_gain("positive", square, 8, m=4) < whole
     best = optimize.minimize_scalar(lambda t: -variance.gain_limit(t), bounds=(0.1, 5), method="bounded")
     assert (best.x, -best.fun) == pytest.approx((1.594, 0.3238), abs=1e-3)
 
@@ -240,7 +240,7 @@ def test_log_gain():
 
 
 def test_infinite():
-    assert variance.moment("positive", 1e4) == variance.moment("hyperbolic", 1e4) == float("inf")
+    assert variance.moment("positive", 1e4) == variance.moment("trigonometric", 1e4) == float("inf")
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features

@@ -572,7 +572,7 @@ TURNS = {
     "S2.4.1a": Turn(REFUTED, records(reached("loss_nats", 0.5, "learned"), "bytes")),
     "S2.4.2a": Turn(
         CONFIRMED,
-        {"ortho.theory.scores.expected_missed": answering(0.25), "ortho.theory.scores.freedoms": answering((1, 1))},
+        {"paper.theory.scores.expected_missed": answering(0.25), "paper.theory.scores.freedoms": answering((1, 1))},
     ),
     "S2.4.2b": Turn(  # projections times the root of d/k, which the source leaves out
         CONFIRMED, {"ortho.orthogonal.haar": lambda haar: lambda d, k, **o: (d / k) ** 0.5 * haar(d, k, **o)}
@@ -614,7 +614,7 @@ TURNS = {
     "S3.3d": Turn(REFUTED, {"ortho.attention.positions.position_delta.position_delta_attention_reference": DOUBLED}),
     "S3.3e": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3f": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.product": giving(lambda P: 0 * P)}),
-    "S3.3g": Turn(REFUTED, {"ortho.theory.robustness.moved": DOUBLED}),
+    "S3.3g": Turn(REFUTED, {"paper.theory.robustness.moved": DOUBLED}),
     "S3.3h": Turn(CONFIRMED, records(reached("correct_fraction", 0.5, "delta", "delta, beta to 2"))),
     "S3.3i": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.least_missed": answering(0.0)}),
     "S3.3j": Turn(REFUTED, {"ortho.attention.positions.path_attention.path_attention_reference": DOUBLED}),

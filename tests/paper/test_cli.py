@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 import ortho
-from ortho import HEADS, PROJECTIONS, choose
+from ortho import HEADS, PROJECTIONS
 from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS, Mechanism
 from ortho.attention.untrained.patterns import PATTERNS
-from ortho.cost.budgets import FIGURES
 from ortho.layers.synthesizer import SOURCES
 from paper import claims, experiments
 from paper.__main__ import main
@@ -85,25 +84,6 @@ def test_what_is_listed_beside_the_mechanisms(capsys):
             assert getattr(sys.modules[module], made) is cls
     assert {row["name"]: row["made_by"] for row in listed["patterns"]}["previous"].endswith(".Shift(offset=-1)")
     assert {row["name"]: row["made_by"] for row in listed["projections"]}["stopped"].endswith("(stop_gradient=True)")
-
-
-def test_choose(capsys):
-    """What `ortho.choose` finds, as a table and as JSON; bad budgets are bad usage."""
-    words = ["choose", "64", "16", "--heads", "2", "--budget", "state_bytes=2e3", "--budget", "2e6"]
-    assert library([*words, "--json"]) == 0
-    rows, found = json.loads(capsys.readouterr().out), choose(64, 16, {"state_bytes": 2e3, "forward": 2e6}, num_heads=2)
-    assert found and [row.pop("name") for row in rows] == [one.attention for one in found]
-    assert rows == [{name: getattr(one.cost, name) for name in FIGURES} for one in found]
-    assert library(words) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["name", "state_bytes", "forward"]
-    wanted = [[one.attention, f"{one.cost.state_bytes:,}", f"{one.cost.forward:,}"] for one in found]
-    assert [line.split() for line in lines] == wanted
-    assert library(["choose", "64", "16", "--bidirectional", "--exact", "--budget", "1"]) == 0
-    for budget, message in (("x", "--budget: expected FIGURE=MOST"), ("foward=1", "did you mean 'forward'")):
-        with pytest.raises(SystemExit) as stopped:
-            library(["choose", "64", "16", "--budget", budget])
-        assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_version(capsys):

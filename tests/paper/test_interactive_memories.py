@@ -7,8 +7,8 @@ import re
 import torch
 
 from ortho.attention.recurrent.delta import delta_rule
-from ortho.theory import delta_memory
 from paper.interactive import chunk_solve, delta_writes
+from paper.theory import delta_memory
 
 CELL = re.compile(r"<t[hd][^>]*>(.*?)</t[hd]>")
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ortho import EncoderDecoder
-from ortho.adapters import attention_layers, without_head
 from paper.experiments.learning import pruning
 
 IMPORTANCE = {0: [0.3, -0.1, 0.2], 1: [0.0, 0.1, 0.4]}
@@ -26,20 +25,31 @@ def test_one_head_stays_in_each_layer_the_one_that_would_go_last():
 
 
 def test_only_the_encoder_is_pruned_and_the_model_is_left_as_it_was():
-    """The pruned model gives what the whole model gives without the outputs of the removed heads."""
+    """A pruned layer gives the sum over its other heads; the loss rises by what the head's absence costs."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"max_length": 8, "positions": "sinusoidal", "dtype": torch.float64, "generator": generator}
     model = EncoderDecoder(11, 12, 3, 2, **sizes).eval()
-    layers = attention_layers(model)
-    assert [layers[i].name for i in pruning.encoder_layers(model)] == ["encoder.0.attention", "encoder.1.attention"]
     tokens = torch.randint(11, (2, 8), generator=generator)
     whole = model(tokens, tokens)
-    smaller = pruning.pruned(model, [(0, 1), (1, 0), (0, 2)])(tokens, tokens)
-    with without_head(layers[0], 1), without_head(layers[1], 0), without_head(layers[0], 2):
-        wanted = model(tokens, tokens)
-    # Some hundred sums, each rounded to eps, in a different order.
-    torch.testing.assert_close(smaller, wanted, rtol=1e-12, atol=1e-12)
+    smaller = pruning.pruned(model, [(0, 1), (1, 0), (0, 2)])
+    x = torch.randn(2, 8, 12, dtype=torch.float64, generator=generator)
+    for block, other, heads in zip(model.encoder, smaller.encoder, ([0], [1, 2]), strict=True):
+        layer = block.attention
+        q, k = layer.projection(x)
+        v = (x @ layer.weight_v.T).unflatten(-1, (3, 4)).transpose(1, 2)
+        of = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        wanted = sum(of[:, head] @ layer.weight_o[:, 4 * head : 4 * head + 4].T for head in heads)
+        # Some hundred sums, each rounded to eps, in a different order.
+        torch.testing.assert_close(other.attention(x), wanted, rtol=1e-12, atol=1e-12)
     assert torch.equal(model(tokens, tokens), whole)
+    assert not torch.equal(smaller(tokens, tokens), whole)
+
+    def loss(one):
+        return one(tokens, tokens).square().sum().item()
+
+    rises = pruning.head_importance(model, loss)
+    assert {index: len(each) for index, each in rises.items()} == {0: 3, 1: 3}
+    assert rises[1][2] == loss(pruning.pruned(model, [(1, 2)])) - loss(model) != 0
 
 
 @pytest.mark.parametrize(

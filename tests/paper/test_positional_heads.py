@@ -6,10 +6,10 @@ import pytest
 import torch
 from experiment_fakes import SLUG
 
-from ortho.theory.positionalness import head_weights
 from paper.experiments import EXPERIMENTS, load, measure
 from paper.experiments.learning import positional_heads as heads
 from paper.experiments.learning import study as learning
+from paper.theory.positionalness import head_weights
 
 TINY = {"steps": 2, "B": 2, "tested": 4, "inputs": 4}
 ARMS = [(name, arm) for name, measured in heads.MEASURED.items() for arm in measured.arms]

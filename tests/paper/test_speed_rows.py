@@ -334,10 +334,9 @@ def projected(d=128, N=64, device="cpu-x", **seconds):
 
 
 def test_ratios_of_projections():
-    (one, merged) = projections.rows([projected(128, dense=3.0, structured=2.0, merged=1.5)])
+    (one,) = projections.rows([projected(128, dense=3.0, structured=2.0, merged=1.5)])  # an arm of earlier records
     assert (one["step"], one["forward"]) == ((1.5, 1.5, 1.5), (1.5, 1.5, 1.5))
     assert (one["flops"], one["factors"]) == (128 / 24, (8, 16))
-    assert (merged["flops"], merged["factors"]) == (2, None)
 
 
 def test_as_many_rounds_as_are_enough():

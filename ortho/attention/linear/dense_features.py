@@ -204,8 +204,8 @@ class DenseExponentialFeatures(RandomFeatureMap):
     r"""FAVOR++ and FAVOR#: `dense_features` with parameters fitted to the scaled queries and keys of each sequence.
 
     `fit` is a name in `FITS`. A fit looks at the whole sequence. For causal use, and for a sequence in parts, give
-    `parameters` fitted elsewhere, or use `ExpectedExponentialFeatures`; the estimate of the kernel is unbiased with any
-    parameters that satisfy their constraint. Refitting at each token to the tokens so far is causal too, but needs a
+    `parameters` fitted elsewhere; the estimate of the kernel is unbiased with any parameters that satisfy their
+    constraint. Refitting at each token to the tokens so far is causal too, but needs a
     state that grows: a new a changes the feature $\exp(c\, w^T k)$, $c = \sqrt{1 - 4a}$, of every earlier key. As
     functions of c these exponentials are linearly independent, so the sums over N keys for N values of c determine N
     numbers.
@@ -282,36 +282,8 @@ class DenseExponentialFeatures(RandomFeatureMap):
         return FITS[self.fit].function(x, y, keep_x=keep_x, keep_y=keep_y)
 
 
-class ExpectedExponentialFeatures(DenseExponentialFeatures):
-    r"""FAVOR++ for causal use: `isotropic` features, with the best a for queries and keys of the law N(0, I).
-
-    If x and y are such queries and keys times the root of `scale`, the mean of $|x + y|^2 / K$ is 2 `scale`. So the fit
-    looks at no token, none leaks, and a state of fixed size serves all later queries. The estimate is unbiased for any
-    data. For data of that law it is the best of those with $A = a I$ by the measure of the fits, and all four fits
-    would find these parameters.
-    """
-
-    def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:
-        super().__init__(features=features, count=count)
-        self.causal = True
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(count={self.count})"
-
-    def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **positions: Any) -> Features:
-        K = q.shape[-1]
-        mean = 2 * root_scale(1 / sqrt(K) if scale is None else scale) ** 2
-        a = optimal_a(torch.tensor(mean, dtype=torch.float64, device=q.device))
-        given = DenseExponentialFeatures(parameters=isotropic(a, K), features=self.rows(q))
-        return given(q, k, scale=scale, **positions)
-
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
-        return DenseExponentialFeatures(parameters=isotropic(torch.zeros(()), 1)).cost(G, N, M, K, m)
-
-
 MECHANISMS = (
     kernel_mechanism("favor++", DenseExponentialFeatures("gerf"), "Likhosherstov et al. 2022, arXiv:2205.15317"),
-    kernel_mechanism("favor++-expected", ExpectedExponentialFeatures(), "after Likhosherstov et al. 2022"),
     *(
         kernel_mechanism(fit, DenseExponentialFeatures(fit), "Likhosherstov et al. 2023, arXiv:2302.00787")
         for fit in ("saderf", "aderf", "sderf")

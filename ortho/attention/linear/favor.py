@@ -132,21 +132,6 @@ def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
     return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
 
 
-@checked
-def mirrored(omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... 2*m K"]:
-    """The rows, and below them their negatives."""
-    return torch.cat([omega, -omega], -2)
-
-
-class HyperbolicFeatures(PositiveFeatures):
-    r"""$(2m)^{-1/2} \exp(-|x|^2/2)\, [\exp(\Omega x), \exp(-\Omega x)]$ (the same lemma): FAVOR+ on mirrored rows."""
-
-    of_a_row = 2
-
-    def rows(self, x: Tensor) -> Tensor:
-        return mirrored(super().rows(x))
-
-
 class TrigonometricFeatures(RandomFeatureMap):
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007): weights may be negative."""
 
@@ -168,5 +153,4 @@ class TrigonometricFeatures(RandomFeatureMap):
 MECHANISMS = (
     kernel_mechanism("trigonometric", TrigonometricFeatures(), "Rahimi & Recht 2007"),
     kernel_mechanism("favor", PositiveFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
-    kernel_mechanism("hyperbolic", HyperbolicFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
 )

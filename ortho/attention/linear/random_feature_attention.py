@@ -9,19 +9,12 @@ from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State, Tensor
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
-from ortho.attention.linear.favor import (
-    FEATURES,
-    HyperbolicFeatures,
-    PositiveFeatures,
-    RandomFeatureMap,
-    TrigonometricFeatures,
-)
+from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, TrigonometricFeatures
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
-    "hyperbolic": HyperbolicFeatures,
     "trigonometric": TrigonometricFeatures,
     "dense": DenseExponentialFeatures,
 }
@@ -34,9 +27,9 @@ class RandomFeatureAttention(nn.Module):
     train on the kernel itself, call `redraw` regularly (the authors of Performer: every 1000 steps), and keep the rows
     at evaluation. Rows are never redrawn automatically. Do not use a state made before a redraw after it.
 
-    `map` is 'positive', 'hyperbolic', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options`
-    go to the map (such as `fit`; `parameters` are kept as given, and not in the state dict). Hyperbolic and
-    trigonometric maps make two features from each row. Raises TypeError or ValueError for unknown names and for sizes
+    `map` is 'positive', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options` go to the map
+    (such as `fit`; `parameters` are kept as given, and not in the state dict). A trigonometric map makes two features
+    from each row. Raises TypeError or ValueError for unknown names and for sizes
     that are below 1 or do not fit.
     """
 

@@ -13,7 +13,7 @@ import torch
 
 from ortho._checks import checked
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.favor import mirrored, orthogonal_features
+from ortho.attention.linear.favor import orthogonal_features
 
 
 @checked
@@ -87,15 +87,6 @@ def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K
     Leading axes broadcast. In float32 the features vanish for $|x|$ above about 13.
     """
     return (x @ omega.mT - _half_square(x)).exp() / sqrt(omega.shape[-2])
-
-
-@checked
-def hyperbolic_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
-    r"""$(2m)^{-1/2} \exp(-|x|^2/2)\, [\exp(\Omega x), \exp(-\Omega x)]$: `positive_features` of the mirrored rows.
-
-    (Choromanski et al. 2021, arXiv:2009.14794, lemma 1.)
-    """
-    return positive_features(x, mirrored(omega))
 
 
 @checked

@@ -23,7 +23,7 @@ from ortho._checks import attention_form, check_growth, gate
 from ortho._cost import Cost, product
 from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, HuberNorm, Squared, TokenLoss
+from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared, TokenLoss
 from ortho.attention.scores import unit
 from ortho.gates import WriteStrength
 
@@ -358,6 +358,5 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
 MECHANISMS = (
     _mechanism("ttt", Squared(), "Sun et al. 2024, arXiv:2407.04620"),
     _mechanism("ttt-huber", Huber(), "Behrouz et al. 2025, arXiv:2504.13173"),
-    _mechanism("ttt-huber-norm", HuberNorm(), "Behrouz et al. 2025, arXiv:2504.13173"),
     _mechanism("ttt-contrastive", Contrastive(), "van den Oord et al. 2018, arXiv:1807.03748"),
 )

@@ -16,7 +16,7 @@ from ortho import _checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
 
-__all__ = ["Contrastive", "Huber", "HuberNorm", "Squared", "TokenLoss"]
+__all__ = ["Contrastive", "Huber", "Squared", "TokenLoss"]
 
 
 class TokenLoss(ABC):
@@ -118,31 +118,6 @@ class Huber(_OfResidual):
 
     def influence(self, r: Tensor) -> Tensor:
         return r.clamp(-self.delta, self.delta)
-
-
-@dataclass(frozen=True)
-class HuberNorm(_OfResidual):
-    """Huber's loss of the residual's norm: its derivative is r, at most `delta` long. ValueError for delta <= 0.
-
-    It treats all directions alike, whereas `Huber` keeps the least of residuals along the axes.
-    """
-
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        _positive("delta", self.delta)
-
-    def of(self, r: Tensor) -> Tensor:
-        square = r.square().sum(-1)
-        # Clamped under the root, so that the derivative at r = 0 is 0, not infinite.
-        beyond = self.delta * (square.clamp(min=self.delta**2).sqrt() - self.delta / 2)
-        return torch.where(square <= self.delta**2, square / 2, beyond)
-
-    def influence(self, r: Tensor) -> Tensor:
-        square = (r * r).sum(-1, keepdim=True)
-        # If it overflowed, the inverse of the root would be 0, and nothing would be written.
-        _checks.within("v", "squared residuals", square, 0, torch.finfo(r.dtype).max)
-        return r * (square.clamp(min=self.delta**2).rsqrt() * self.delta)
 
 
 @dataclass(frozen=True)

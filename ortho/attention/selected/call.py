@@ -99,9 +99,7 @@ class Call(NamedTuple):
         return torch.cat([earlier.reshape(*numbers.shape[:-1], -1), numbers], -1)
 
 
-def selecting_form(
-    *beside: str, only_causal: bool = False, trims: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def selecting_form(*beside: str, trims: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that turns a function of a `Call` and of options into an attention function; see `attention_form`.
 
     The function returns o (G, N, V); or (o, parts), if the state has parts `beside` keys and values; or, if it `trims`
@@ -122,7 +120,7 @@ def selecting_form(
             **options: Any,
         ) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
             past, parts = past_length(initial_state), tuple(initial_state or ())[2:]
-            call = _call(q, k, v, past, past, is_causal, attn_mask, scale, only_causal)
+            call = _call(q, k, v, past, past, is_causal, attn_mask, scale)
             found = form(call._replace(past=parts, return_state=return_state), **options)
             o, state = found if isinstance(found, tuple) else (found, ())
             return call.lead(o), tuple(map(call.lead, state))
@@ -132,7 +130,7 @@ def selecting_form(
     return decorated
 
 
-def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def mask_form() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that turns a function of a `Call`, which returns one or several tensors (G, N, M) of all pairs, into
     a function of q and k. In a causal call the last query is at the last key's position."""
 
@@ -141,7 +139,7 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
             q: Float[Tensor, "*batch N K"],
             k: Float[Tensor, "*batch M K"],
             *,
-            is_causal: bool = only_causal,
+            is_causal: bool = False,
             attn_mask: Bool[Tensor, "..."] | None = None,
             scale: float | None = None,
             **options: Any,
@@ -150,7 +148,7 @@ def mask_form(*, only_causal: bool = False) -> Callable[[Callable[..., Any]], Ca
             x, y = upcast(q), upcast(k)
             first = k.shape[-2] - q.shape[-2] if is_causal else 0
             with no_autocast(q):
-                call = _call(x, y, y, 0, first, is_causal, attn_mask, scale, only_causal)
+                call = _call(x, y, y, 0, first, is_causal, attn_mask, scale)
                 found = form(call, **options)
             return type(found)(*map(call.lead, found)) if isinstance(found, tuple) else call.lead(found)
 
@@ -168,10 +166,7 @@ def _call(
     is_causal: bool,
     attn_mask: Tensor | None,
     scale: float | None,
-    only_causal: bool,
 ) -> Call:
-    if only_causal and not is_causal:
-        raise ValueError("is_causal: expected True, since what a query sees is selected from its past, got False")
     M, visible = k.shape[-2], None
     if attn_mask is not None:
         mask_of_keys(attn_mask, M)

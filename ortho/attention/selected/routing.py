@@ -27,7 +27,7 @@ from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call, mask_form, selecting_form
-from ortho.attention.selected.groups import chunk_round, group_mask, group_tilings, group_work
+from ortho.attention.selected.groups import chunks_of, group_mask, group_tiling, group_work
 from ortho.attention.selected.selection import (
     Selecting,
     attend_joined,
@@ -148,8 +148,8 @@ def routing_attention(
     if _is_balanced(balanced, call.is_causal):
         return _within_clusters(call, *members_of(call, mu, width, same_tokens)), ()
     of_queries, of_keys = _clusters(call, mu)
-    chunks = chunk_round(of_queries, of_keys, call, mu.shape[-2], min(width, call.k.shape[1]))
-    return attend_joined(call, group_tilings([chunks], call)), (of_keys,)
+    chunks = chunks_of(of_queries, of_keys, call, mu.shape[-2], min(width, call.k.shape[1]))
+    return attend_joined(call, [group_tiling(chunks, call)]), (of_keys,)
 
 
 # --------------------------------------------------------------------------------------------------- balanced clusters
@@ -304,7 +304,7 @@ def routing_cost(
 def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
     """The cost with nearest clusters: products of normalised queries and keys with each centroid, and chunks that are
     full in the worst case."""
-    work, last = (group_work(n, N, rounds=1, count=clusters, width=width) for n in (N, 1))
+    work, last = (group_work(n, N, count=clusters, width=width) for n in (N, 1))
     return Selecting(
         choosing=4 * N * K * clusters,
         last_choosing=4 * K * clusters,

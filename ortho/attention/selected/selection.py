@@ -119,7 +119,6 @@ class Tiles(NamedTuple):
 
     positions: Int[Tensor, "G T B"]
     labels: Int[Tensor, "G T"]  # of the tiles; `ABSENT` for a tile that is not needed
-    of: Int[Tensor, "G n"]  # the tile of each token
     first: Int[Tensor, "G L"]  # first tile of each label
     starts: Int[Tensor, "G L"]  # number of tokens with lower labels
     sizes: Int[Tensor, "G L"]
@@ -148,7 +147,6 @@ def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
     return Tiles(
         positions.unflatten(1, (-1, size))[:, :T],
         of_tiles[:, :T],
-        tile.masked_fill(absent, ABSENT),
         first[:, :count],
         starts[:, :count],
         sizes[:, :count],

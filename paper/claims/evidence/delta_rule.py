@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortho._checks import unchecked_values
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
-from ortho.theory import delta_memory
 from ortho.theory.transitions import product, recall_errors, reflection_drift, unit_keys
 from paper import experiments
 from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, saves, seeded, without_records
@@ -25,6 +24,7 @@ from paper.claims.rules import all_of, counted, holds, improves, region
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
+from paper.theory import delta_memory
 
 FORMULA, CHUNKS = "11-delta-rule", "12-chunked-form"
 

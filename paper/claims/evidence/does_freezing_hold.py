@@ -15,7 +15,6 @@ import torch
 
 from ortho import cost
 from ortho.orthogonal import haar
-from ortho.theory.scores import carrying, expected_missed, freedoms
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
@@ -31,6 +30,7 @@ from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.images import DATA
 from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, Interval, decide, success_interval
+from paper.theory.scores import carrying, expected_missed, freedoms
 
 CHAPTER = "28-does-freezing-hold"
 

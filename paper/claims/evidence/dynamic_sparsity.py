@@ -10,7 +10,6 @@ are tested on five kinds of input, `DRAWS` causal sequences each.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from math import inf, sqrt
 from typing import Any, NamedTuple
@@ -22,9 +21,6 @@ from ortho.attention import MECHANISMS
 from ortho.attention.linear.feature_maps import EluPlusOne, Taylor
 from ortho.attention.linear.linear_attention import FeatureMap
 from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
-from ortho.attention.selected.lsh import draw_projections, lsh_mask
-from ortho.attention.selected.moba import moba_mask
-from ortho.attention.selected.nsa import Sizes, nsa_masks
 from ortho.attention.selected.routing import draw_centroids, nearest, routing_mask, update_centroids
 from ortho.attention.selected.sparse_linear import sparse_linear_cost, sparse_linear_weights
 from ortho.attention.selected.top_k import top_k_mask
@@ -198,39 +194,23 @@ def choosing(mask: Callable[..., Tensor], **sizes: Any) -> Callable[[str], Tenso
     return lambda kind: mask(*drawn(kind)[:2], **sizes)
 
 
-PROJECTIONS = draw_projections(WIDTH, rounds=2, buckets=8, generator=seeded(4))
 by_top_k = choosing(top_k_mask, count=WINDOW, is_causal=True)
-by_hash = choosing(lsh_mask, projections=PROJECTIONS, width=12, is_causal=True)
-by_block = choosing(moba_mask, block=8, count=4)
 
 
 def by_cluster(kind: str) -> Tensor:
     return routing_mask(*drawn(kind)[:2], centroids=centroids(kind), width=20, is_causal=True)
 
 
-def by_branch(kind: str) -> Tensor:
-    """The chosen blocks and the window of NSA, without the compressed tokens."""
-    sizes = Sizes(length=8, stride=4, block=8, count=4, window=8)
-    masks = nsa_masks(*drawn(kind)[:2], sizes=sizes)
-    return masks.selected | masks.window
-
-
 # Sizes are such that none keeps more pairs than the window.
 CHOICES: dict[str, Callable[[str], Tensor]] = {
     "top-k": by_top_k,
     "importance": choosing(importance_mask, count=WINDOW, is_causal=True),
-    "hashes": by_hash,
     "clusters": by_cluster,
-    "MoBA": by_block,
-    "NSA": by_branch,
 }
 SIZES = {
     "top-k": ("count",),
     "importance": ("count",),
-    "hashes": ("rounds", "buckets", "width"),
     "clusters": ("clusters", "width"),
-    "MoBA": ("block", "count"),
-    "NSA": tuple(field.name for field in fields(Sizes)),
 }
 
 
@@ -373,9 +353,9 @@ def sparse_and_linear() -> Parts:
             "less", less_than_window(MAPS["elu + 1"], wider), unit=" %"
         ),
         **{
-            f"with {name} beside MoBA's choice": improves(
+            f"with {name} beside the choice of top-k": improves(
                 "less than of the choice alone",
-                {kind: less(kind, beside(by_block, kind, feature_map), beside(by_block, kind)) for kind in INPUTS},
+                {kind: less(kind, beside(by_top_k, kind, feature_map), beside(by_top_k, kind)) for kind in INPUTS},
                 unit=" %",
             )
             for name, feature_map in MAPS.items()

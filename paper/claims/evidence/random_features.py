@@ -17,7 +17,6 @@ from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features, positive_features
 from ortho.cost.big_o import H, N, d, m
 from ortho.orthogonal import haar
-from ortho.theory.approximation import MOST, drawn_errors
 from ortho.theory.estimates import SIGMAS, Estimate
 from ortho.theory.johnson_lindenstrauss import dimension, distortion, failure_bound, least_dimension
 from ortho.theory.unbiasedness import (
@@ -45,6 +44,7 @@ from paper.claims.figures import Interval, outward, show, span
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region
 from paper.claims.verdicts import Finding, Parts
+from paper.theory.approximation import MOST, drawn_errors
 
 CHAPTER, VARIANCE, PROJECTIONS = "08-favor-unbiased", "09-variance", "10-johnson-lindenstrauss"
 WIDTH = 64  # K, the source's d: its features are those of one head

@@ -16,7 +16,7 @@ import numpy as np
 
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
-from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads, shifted_layer
+from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads
 from ortho.layers.induction import SINK
 from paper.experiments.engine.records import Record, of_judged_devices, pooled
 from paper.experiments.engine.tables import by_devices
@@ -204,7 +204,7 @@ def judged(
 COSTS: Mapping[str, Callable[..., Cost]] = {
     "learned": partial(layer, attention="rotary"),
     "mimetic": partial(layer, attention="rotary"),
-    "shifted": partial(shifted_layer, attention="rotary"),
+    "shifted": partial(layer, attention="rotary"),
     "frozen": partial(layer, attention="rotary", projection="frozen"),
     "induction": induction_heads,
     "match of 2": partial(induction_heads, tokens=2, sink=SINK),

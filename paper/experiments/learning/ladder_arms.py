@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho.attention.shifted import ShiftedKeysValues
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.induction import SINK, InductionHeads
 from ortho.layers.multihead import MultiheadAttention
@@ -18,6 +17,7 @@ from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.models.language_model import LanguageModel
 from ortho.projections import LearnedProjection
 from paper.experiments.learning.ngram_heads import NgramHeads, NgramModel
+from paper.experiments.learning.shifted import ShiftedKeysValues
 from paper.tasks.text import VOCAB_SIZE
 
 CONVOLUTION = 4  # taps
@@ -52,7 +52,7 @@ def _shifted(
     d_model: int, num_heads: int, *, form: str = "fast", head_dim: int | None = None, **kwargs: Any
 ) -> MultiheadAttention:
     """Learned rotary heads with the KV shift."""
-    shift = ShiftedKeysValues(num_heads, "rotary", form=form, **kwargs)
+    shift = ShiftedKeysValues(num_heads, form=form, **kwargs)
     return MultiheadAttention(d_model, num_heads, attention=shift, head_dim=head_dim, **kwargs)
 
 

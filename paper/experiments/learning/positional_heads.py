@@ -1,7 +1,7 @@
 """How positional the heads of the learning experiments are, before and after training.
 
 The runs are those of the experiments themselves: the same seeds draw the same weights and batches. Each head is
-measured by `ortho.theory.positionalness`, on sequences that were not trained on. The measure is tried out, too: the
+measured by `paper.theory.positionalness`, on sequences that were not trained on. The measure is tried out, too: the
 model answers with the head's weights replaced by their mean over other sequences, which is fixed; with the head
 removed; and with those means in all heads of the layer.
 
@@ -23,7 +23,6 @@ from ortho.attention import MECHANISMS
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
 from paper.experiments.engine.benchmark import assert_close
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.engine.tables import by_devices
@@ -31,6 +30,7 @@ from paper.experiments.learning import fitting, studies
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
 from paper.tasks.task import Batch, check_answers
+from paper.theory.positionalness import head_weights, nearest_pattern, positionalness
 
 INPUTS = 128  # sequences on which weights are measured; others, as many as a test has, are drawn for the answers
 STAGES = ("untrained", "trained")

@@ -3,19 +3,19 @@ arXiv:1905.10650).
 
 The model is the one of `translating` with only learned heads, trained longer on the made-up language, until it writes
 most sentences without a mistake. The importance of each of the encoder's heads is the rise of the loss on the
-validation part without that head; it is measured once. Heads are then removed for good, without further training, the
-least needed first; and, to compare, the most needed first. One head stays in each layer.
+validation part without that head; it is measured once. Heads are then removed, without further training, the least
+needed first; and, to compare, the most needed first. One head stays in each layer. A head is removed by zeros in its
+columns of W_O: what the layer then computes is what it would without the head.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ortho.adapters.finding import attention_layers
-from ortho.adapters.pruning import head_importance, prune_heads
+from ortho.layers.block import TransformerBlock
 from ortho.models.encoder_decoder import EncoderDecoder
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.engine.tables import by_devices
@@ -26,7 +26,7 @@ SEEDS = (1, 2, 3, 4, 5)
 LONGER = 2  # times the steps of `translating`, after which some seeds have not yet learnt the language
 FIRST = ("least", "most")  # which heads go first: those that are needed least, or most
 QUANTITIES = fitting.QUANTITIES
-Head = tuple[int, int]  # a layer's index among all, and the head's in it
+Head = tuple[int, int]  # a layer's index in the encoder, and the head's in it
 
 
 def case(seed: int = SEEDS[0], rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
@@ -64,7 +64,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     def loss(one: EncoderDecoder) -> float:
         return fitting.evaluate(one, task.validation, looked, torch.Generator().manual_seed(0))["loss_nats"][0]
 
-    importance = head_importance(model.eval(), loss, layers=encoder_layers(model))
+    importance = head_importance(model.eval(), loss)
     batch = task.tests[translating.TESTS[TASK]](case["tested"], torch.Generator().manual_seed(0))
     found = {}
     for first in FIRST:
@@ -80,9 +80,17 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     }
 
 
-def encoder_layers(model: EncoderDecoder) -> list[int]:
-    """The encoder's layers among `attention_layers(model)`."""
-    return [i for i, layer in enumerate(attention_layers(model)) if layer.name.startswith("encoder.")]
+def head_importance(model: EncoderDecoder, loss: Callable[[EncoderDecoder], float]) -> dict[int, list[float]]:
+    """How much the loss rises without each head of the encoder, by the layer (Michel et al. 2019, section 3.2)."""
+    whole, layers = loss(model), enumerate(_encoder(model))
+    return {
+        index: [loss(pruned(model, [(index, head)])) - whole for head in range(block.attention.num_heads)]
+        for index, block in layers
+    }
+
+
+def _encoder(model: EncoderDecoder) -> list[TransformerBlock]:
+    return [cast(TransformerBlock, block) for block in model.encoder]
 
 
 def order(importance: dict[int, list[float]], first: str) -> list[Head]:
@@ -94,13 +102,15 @@ def order(importance: dict[int, list[float]], first: str) -> list[Head]:
     return [head for head in ranked if head not in staying.values()]
 
 
-def pruned(model: EncoderDecoder, removed: Sequence[Head]) -> EncoderDecoder:
+@torch.no_grad()
+def pruned(model: EncoderDecoder, removed: Iterable[Head]) -> EncoderDecoder:
     """A copy of the model without these heads."""
-    by_layer: dict[int, list[int]] = {}
-    for index, head in removed:
-        by_layer.setdefault(index, []).append(head)
     other = copy.deepcopy(model)
-    return prune_heads(other, by_layer) if by_layer else other
+    blocks = _encoder(other)
+    for index, head in removed:
+        layer = blocks[index].attention
+        layer.weight_o[:, head * layer.head_dim : (head + 1) * layer.head_dim] = 0
+    return other
 
 
 def arm(first: str, count: int) -> str:

@@ -28,7 +28,6 @@ from ortho._checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from ortho.theory.positionalness import head_weights, nearest_pattern, positionalness
 from paper.experiments.engine.records import Case, Record, pooled
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, budgets, fitting, rates, translating
@@ -36,6 +35,7 @@ from paper.experiments.learning.analysis import Runs
 from paper.experiments.learning.rates import TUNING
 from paper.tasks.task import Draw, Task
 from paper.tasks.translation import Translation
+from paper.theory.positionalness import head_weights, nearest_pattern, positionalness
 
 TASK = "translation"
 ARMS = translating.FEW

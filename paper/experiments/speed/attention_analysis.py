@@ -10,7 +10,7 @@ from ortho._checks import expect
 from paper.experiments.engine.records import Record, by_device
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread
-from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared
+from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
 
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
 
@@ -30,6 +30,8 @@ def rows(records: Iterable[Record]) -> list[Row]:
     for record in records:
         case, facts, times = record["configuration"], record["facts"], by_arm(record)
         for arm, own in times.items():
+            if not known(arm):
+                continue
             row = row_of(record, arm=arm, repetitions=len(own), seconds=quartiles(own))
             row["ratio"], row["ratio_alike"] = (
                 ratio(own, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))

@@ -145,6 +145,11 @@ def by_name(arm: str) -> str | None:
     return next((word for word in _words(arm) if word in KERNELS), None)
 
 
+def known(arm: str) -> bool:
+    """Whether there is such an arm; earlier records hold some of mechanisms that are no longer there."""
+    return _parts(arm)[0] in (YARDSTICK, MATERIALISED, *MECHANISMS)
+
+
 def gated(arm: str) -> bool:
     """Whether an arm has gates among its operands."""
     return bool(_mechanism(arm).gates)

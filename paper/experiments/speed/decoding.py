@@ -228,6 +228,8 @@ def rows(records: Iterable[Record]) -> list[Row]:
         times = by_arm(record, "step")
         for arm, own in times.items():
             name, context = parts_of(arm)
+            if name not in (SHARED, *MECHANISMS):  # a mechanism of earlier records
+                continue
             row = row_of(record, name=name, context=context, repetitions=len(own), seconds=quartiles(own))
             row |= {"ratio": ratio(own, times[YARDSTICK]), "tokens_per_s": row["B"] / statistics.median(own)}
             found.append(row | {"held_bytes": record["facts"][arm].get("held_bytes")})
@@ -242,7 +244,8 @@ def slopes(records: Iterable[Record]) -> list[Row]:
         groups: dict[str, dict[int, str]] = {}
         for arm in record["repetitions"]:
             name, context = parts_of(arm)
-            groups.setdefault(name, {})[context] = arm
+            if name in (SHARED, *MECHANISMS):
+                groups.setdefault(name, {})[context] = arm
         steps = by_arm(record, "step")
         for name, arms in groups.items():
             if len(arms) < 2:

@@ -1,9 +1,8 @@
-"""How long it takes to make queries and keys by dense frozen matrices, by structured ones, and by a merged one.
+"""How long it takes to make queries and keys by dense frozen matrices and by structured ones.
 
 First q, k and the gradient of x of every arm are checked in float64 against the matrices that it stands for. Then all
 run in turn, in an order drawn anew for each repetition, several calls in a row: the projection alone, without a graph
-(`forward`), and with the gradient of x from those of q and k (`step`). Heads have width 64. The merged arm has one head
-of width d; dense matrices take as long for one such head as for several.
+(`forward`), and with the gradient of x from those of q and k (`step`). Heads have width 64.
 """
 
 import copy
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ortho._checks import one_of, positive_int
 from ortho._weights import split_heads
-from ortho.projections import FrozenProjection, MergedProjection, Projection, StructuredProjection
+from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, Timing
@@ -24,9 +23,9 @@ from paper.experiments.engine.records import Case, Record
 from paper.experiments.engine.tables import by_devices
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
 
-DENSE, MERGED = "dense", "merged"
+DENSE = "dense"
 ROUNDS = {"structured": 1, "structured, 2 rounds": 2, "structured, 3 rounds": 3}
-ARMS = (DENSE, *ROUNDS, MERGED)
+ARMS = (DENSE, *ROUNDS)
 PHASES = ("forward", "step")
 HEAD_DIM = 64
 
@@ -69,8 +68,7 @@ def build(case: Case) -> dict[str, Projection]:
     d, heads = case["d"], case["d"] // HEAD_DIM
     # Gaussian: any matrix takes the same time to multiply, and an orthogonal one would have to be factored.
     arms: dict[str, Projection] = {DENSE: FrozenProjection(d, heads, draw="gaussian", **kind)}
-    arms |= {arm: StructuredProjection(d, heads, rounds=rounds, **kind) for arm, rounds in ROUNDS.items()}
-    return {**arms, MERGED: MergedProjection(d, draw="gaussian", **kind)}
+    return arms | {arm: StructuredProjection(d, heads, rounds=rounds, **kind) for arm, rounds in ROUNDS.items()}
 
 
 def draw(case: Case, N: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,22 +147,22 @@ def _timed(passes: dict[str, Callable[[], Any]], calls: dict[str, int], *, cuda:
 def flops(case: Case, arm: str) -> int:
     """FLOPs of the matrix products that make q and k; the gradient of x takes the same number again."""
     d = case["d"]
-    numbers = {DENSE: 2 * d, MERGED: d}.get(arm) or ROUNDS[arm] * 2 * sum(factors(d, HEAD_DIM))
+    numbers = 2 * d if arm == DENSE else ROUNDS[arm] * 2 * sum(factors(d, HEAD_DIM))
     return int(2 * case["B"] * case["N"] * d * numbers)
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """One row per record and arm except the dense one: how many times as fast as dense it is, `forward` and `step`,
+    """One row per record and structured arm: how many times as fast as dense it is, `forward` and `step`,
     (q1, median, q3) of the ratios within repetitions; the ratio of `flops`; and the `factors` of a token's table."""
     found = []
     for record in records:
         case, times = record["configuration"], {phase: by_arm(record, phase) for phase in PHASES}
         for arm, own in times["step"].items():
-            if arm != DENSE:
+            if arm in ROUNDS:  # earlier records have others, too
                 row = row_of(record, arm=arm, repetitions=len(own))
                 row |= {phase: ratio(each[DENSE], each[arm]) for phase, each in times.items()}
                 row["flops"] = flops(case, DENSE) / flops(case, arm)
-                row["factors"] = factors(case["d"], HEAD_DIM) if arm in ROUNDS else None
+                row["factors"] = factors(case["d"], HEAD_DIM)
                 found.append(row)
     return found
 

@@ -7,8 +7,8 @@ from seeded import draw as normal
 from seeded import generator
 
 from ortho.orthogonal import DRAWS, haar
-from ortho.theory import scores as laws
 from ortho.theory.estimates import SIGMAS, estimate
+from paper.theory import scores as laws
 
 FALSE_ALARM = 1e-4  # chance that the right law fails one comparison
 LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors

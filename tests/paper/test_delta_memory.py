@@ -7,10 +7,10 @@ import torch
 from seeded import generator
 
 from ortho import MECHANISMS
-from ortho.theory import delta_memory
-from ortho.theory.delta_memory import operands
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.transitions import unit_keys
+from paper.theory import delta_memory
+from paper.theory.delta_memory import operands
 
 # --------------------------------------------------------------------------------------------------------------- recall
 

@@ -3,7 +3,7 @@ r"""How far attention weights from random features are from softmax's, and how m
 The error of a row of weights is the sum of absolute differences to the exact row. For weights that are not negative it
 is at most 2, twice the share of weight that is misplaced. Trigonometric rows are divided by sums that may be near 0 or
 below it; they can be off by any amount, and have no mean error, so an error beyond 2 counts as 2. m is the number of
-features; a row of $\Omega$ makes two trigonometric or hyperbolic features, and one of any other kind.
+features; a row of $\Omega$ makes two trigonometric features, and one of any other kind.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,13 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho._checks import all_checked, expect, one_of
+from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import FEATURES, features, moment, sample_data
 
-TWO_A_ROW = ("trigonometric", "hyperbolic")
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8
 FEWEST, LIMIT = 4, 2**14  # numbers of features between which a crossing is sought
@@ -51,9 +50,9 @@ def drawn_errors(
     """The errors of all rows, not limited to 2, for some draws of normal queries and keys and of features.
 
     `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
-    ValueError for an unknown kind or draw, and for an odd m where features come in pairs.
+    ValueError for an unknown kind or draw, and for an odd m of trigonometric features.
     """
-    per_row = 2 if one_of("kind", kind, FEATURES) in TWO_A_ROW else 1
+    per_row = 2 if one_of("kind", kind, FEATURES) == "trigonometric" else 1
     expect(not m % per_row, "m", f"an even number of {kind} features", m)
     rows = FEATURE_DRAWS[one_of("draw", draw, FEATURE_DRAWS)]
     found = []
@@ -120,7 +119,7 @@ def typical_square(K: int, spread: float) -> float:
 
 
 def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
-    r"""How many features 'positive' (FAVOR+), 'hyperbolic' or 'gerf' (FAVOR++) attention needs for an `error` of rows.
+    r"""How many features 'positive' (FAVOR+) or 'gerf' (FAVOR++) attention needs for an `error` of rows.
 
     With this many, one weight, before its row is normalised, has the relative standard deviation `error` at
     `typical_square`, where the closed form gives the variance. It assumes independent normal queries and keys, with
@@ -134,14 +133,10 @@ def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> 
     expect(error > 0, "error", "a positive number", error)
     expect(spread > 0, "spread", "a positive number", spread)
     square = typical_square(K, spread)
-    if one_of("kind", kind, ("positive", "hyperbolic", "gerf")) == "hyperbolic":
-        return 2 * _rows((moment("hyperbolic", square) - 1) / error**2, spread)
+    one_of("kind", kind, ("positive", "gerf"))
     # GERF is fitted to the plain mean over pairs.
     a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
-    return _rows((moment("positive", square, K=K, a=a) - 1) / error**2, spread)
-
-
-def _rows(wanted: float, spread: float) -> int:
+    wanted = (moment("positive", square, K=K, a=a) - 1) / error**2
     got = f"a standard deviation of {spread}"
     expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
     return ceil(wanted)
@@ -160,6 +155,3 @@ def _data(
 def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
     exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
     return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
-
-
-all_checked(__name__)

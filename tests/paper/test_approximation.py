@@ -8,10 +8,10 @@ from seeded import generator
 
 from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features
-from ortho.theory import approximation as approx
-from ortho.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
 from ortho.theory.estimates import SIGMAS, estimate
 from ortho.theory.variance import sample_data
+from paper.theory import approximation as approx
+from paper.theory.approximation import FEATURES, attention_errors, choose_m, crossing, drawn_errors, uniform_error
 
 F64 = torch.float64
 
@@ -41,7 +41,7 @@ def test_kernels_are_unbiased(kind):
 def test_errors_of_draws(kind):
     """The errors are those of one draw made here; all kinds have the same data; the mean caps the error of each row."""
     K, m = 8, 16
-    rows = m // 2 if kind in ("trigonometric", "hyperbolic") else m
+    rows = m // 2 if kind == "trigonometric" else m
     g = generator(6)
     x, y = sample_data("isotropic", 20, K, 1.0, generator=g)
     omega = iid_features(rows, K, generator=g, dtype=F64)
@@ -92,14 +92,13 @@ def test_typical_square():
 def test_crossing():
     """Errors at powers of two on either side of the crossing are above and below the level; the crossing comes sooner
     for the kinds for which the closed forms say so."""
-    found = {kind: crossing(kind, "orthogonal", 16, 0.25) for kind in ("positive", "hyperbolic", "gerf")}
+    found = {kind: crossing(kind, "orthogonal", 16, 0.25) for kind in ("positive", "gerf")}
     for kind, where in found.items():
         low, high = 2 ** int(where.value - 3), 2 ** int(where.value + 4)
         level = approx.uniform_errors(16, 0.25).value
         assert attention_errors(kind, "orthogonal", low, 16, 0.25).value > level
         assert attention_errors(kind, "orthogonal", high, 16, 0.25).value < level
         assert 0 < where.standard_error < 0.5
-    assert found["hyperbolic"].value < found["positive"].value
     assert found["gerf"].value < found["positive"].value
 
 
@@ -116,7 +115,7 @@ def test_crossing_is_interpolated(monkeypatch):
         assert where == (None if expected is None else pytest.approx((expected, 0), abs=1e-9))
 
 
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "gerf"])
+@pytest.mark.parametrize("kind", ["positive", "gerf"])
 def test_choice_is_sufficient(kind):
     """For all settings of a grid, the measured error is below the error asked for and above a fifth of it."""
     for K in (8, 64):
@@ -134,6 +133,5 @@ def test_choice_by_hand():
     """K = 4, spread 1: tau = 1/2, |x + y|^2 = 2 (9/4 + 1) = 6.5, and (e^6.5 - 1) / 0.25."""
     assert approx.typical_square(4, 1.0) == 6.5
     assert choose_m(0.5, 4, 1.0) == 2657
-    assert choose_m(0.5, 4, 1.0, kind="hyperbolic") == 2 * 1327  # (cosh 6.5 - 1) / 0.25 rows
     assert choose_m(0.5, 4, 1.0, kind="gerf") < 200
     assert choose_m(0.25, 4, 1.0) == pytest.approx(4 * 2657, abs=4)

@@ -14,7 +14,7 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
-from ortho._checks import all_checked, expect, one_of
+from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.orthogonal import DRAWS
 
@@ -121,6 +121,3 @@ def rank_at(function: Callable[[Tensor], Tensor], point: Float[Tensor, "*shape"]
     """The rank of a function's derivative: the dimension of what it reaches near there."""
     jacobian = torch.autograd.functional.jacobian(function, point)
     return int(torch.linalg.matrix_rank(jacobian.reshape(-1, point.numel())))
-
-
-all_checked(__name__)

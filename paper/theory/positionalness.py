@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._checks import all_checked, describe, expect, one_of, within
+from ortho._checks import describe, expect, one_of, within
 from ortho._typing import Float, Tensor
 from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.layers.multihead import MultiheadAttention
@@ -156,6 +156,3 @@ def _share(products: Float[Tensor, "S S"], lengths: Float[Tensor, "S"]) -> Estim
     without = ((of_one.sum() - 2 * of_one) / (S - 2) / (lengths.sum() - lengths)).nan_to_num(1.0)
     spread = (without - without.mean()).square().sum() * ((S - 1) / S)
     return Estimate(share, sqrt(float(spread)))
-
-
-all_checked(__name__)

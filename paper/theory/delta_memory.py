@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 import torch
 from scipy.special import ndtr
 
-from ortho._checks import all_checked, expect, indices, one_of, positive_int, unchecked_values
+from ortho._checks import expect, indices, one_of, positive_int, unchecked_values
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.theory.estimates import Estimate, estimate
@@ -342,6 +342,3 @@ def lasts(beta: float, margin: float) -> float:
     expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
     kept = abs(1 - beta)
     return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)
-
-
-all_checked(__name__)

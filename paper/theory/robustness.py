@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho._checks import all_checked, expect
+from ortho._checks import expect
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
@@ -134,6 +134,3 @@ def replaced(
     one with the new. Token by token."""
     state = _written(k, old, loss, eta, 1)
     return _found(k, torch.cat([new, old], 1), _written(k, new, loss, eta, 1, state))
-
-
-all_checked(__name__)

@@ -1,0 +1,1 @@
+"""Exact figures and simulations that single chapters need, beside those of `ortho.theory`."""
