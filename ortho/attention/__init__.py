@@ -4,7 +4,7 @@ from ortho.attention.linear import dense_features, efficient, efficient_causal, 
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
-from ortho.attention.recurrent import delta, delta_product, gla, low_rank, ssd, ttt, vector_gated
+from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
 from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
@@ -25,6 +25,7 @@ MECHANISMS: dict[str, Mechanism] = {
         delta_product.MECHANISM,
         low_rank.MECHANISM,
         ssd.MECHANISM,
+        selective_scan.MECHANISM,
         *gla.MECHANISMS,
         vector_gated.MECHANISM,
         *ttt.MECHANISMS,

@@ -66,6 +66,19 @@ def delta_rule(
     return o, (S,)
 
 
+def reorthogonalised(S: Float[Tensor, "*batch K V"]) -> Float[Tensor, "*batch K V"]:
+    r"""A state with its singular directions kept and all its singular values replaced by their root mean square.
+
+    For long runs in which rounding, or keys that are not quite of length 1, let some directions of a state grow and
+    others vanish: pass `(reorthogonalised(S),)` on as the `initial_state` of the next call. The result is a multiple of
+    the nearest matrix with orthonormal rows or columns (the polar factor), with the Frobenius norm of S.
+
+    S (..., K, V) -> (..., K, V).
+    """
+    U, s, Vh = torch.linalg.svd(S, full_matrices=False)
+    return s.square().mean(-1).sqrt()[..., None, None] * (U @ Vh)
+
+
 class Decay(Gate):
     r"""$\log a = -e^A\, \mathrm{softplus}(x W^T + b)$, at most 0: one decay per head and token (Dao & Gu 2024,
     arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464).
