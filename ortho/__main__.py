@@ -10,7 +10,7 @@ from typing import Any
 
 from ortho import __version__
 
-BUDGET = "the most of a figure, as forward=1e9 (FLOPs), decode, step, state_bytes, trained; several may be"
+BUDGET = "the most of a figure, as forward=1e9 (FLOPs), decode, step, state_bytes, saved_bytes, trained; several may be"
 MOVED = ("claims", "experiments")  # commands of the paper, which is not part of an installed library
 
 # Lists beside the mechanisms, by their key in the JSON: what they hold, and the call that takes their names.

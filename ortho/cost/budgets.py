@@ -9,7 +9,7 @@ from ortho.attention import MECHANISMS
 from ortho.cost.layers import layer
 
 # What a budget may bound: figures of `ortho.cost.Cost`, FLOPs, bytes and numbers of parameters.
-FIGURES = ("forward", "backward", "step", "decode", "state_bytes", "optimiser_bytes", "trained")
+FIGURES = ("forward", "backward", "step", "decode", "saved_bytes", "state_bytes", "optimiser_bytes", "trained")
 
 
 class Choice(NamedTuple):
