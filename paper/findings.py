@@ -17,7 +17,7 @@ from ortho.cost import block, layer
 from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
 from ortho.theory import retrieval, unbiasedness
-from paper import experiments
+from paper import experiments, memory
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
 from paper.claims.evidence.one_learned_head import along_budgets
@@ -289,6 +289,12 @@ def patterns() -> Values:
     return {"choosing_top_k": f"{100 * choosing('top-k', LENGTH, 64, 64).share:.0f}"}
 
 
+def _kept_numbers(form: str) -> sympy.Expr:
+    """Numbers that a head of width K keeps for the backward pass, with its output if that is kept."""
+    attend = MECHANISMS["softmax"].form(form)
+    return memory.kept_by_call(lambda q, k, v, _: attend(q, k, v), N * d, N, N**2).subs(d, K)
+
+
 def hardware() -> Values:
     """Flash attention and decoding."""
     tiled, whole = (MECHANISMS["softmax"].cost(1, N, 1, K, K, form=form) for form in ("fast", "reference"))
@@ -299,8 +305,8 @@ def hardware() -> Values:
         "flash_forward": _tex(tiled.forward),
         "flash_backward": _tex(tiled.backward),
         "whole_backward": _tex(whole.backward),
-        "flash_kept": _tex(sympy.expand(tiled.saved_bytes / 4)),
-        "whole_kept": _tex(sympy.expand(whole.saved_bytes / 4)),
+        "flash_kept": _tex(_kept_numbers("fast")),
+        "whole_kept": _tex(_kept_numbers("reference")),
         "decode_flops": _tex(step.forward),
         "decode_numbers": _tex(step.nbytes / 4),
     }

@@ -8,7 +8,7 @@ from extent import WHOLE
 from torch.utils._pytree import tree_leaves
 
 from ortho.cost import Cost
-from ortho.cost.counting import Counts, count_forward, count_step
+from ortho.cost.counting import Counts, flops_of
 
 COUNTED = [f.name for f in fields(Counts) if f.compare]
 FIGURES = [f.name for f in fields(Cost) if f.name != "itemsize"]
@@ -21,7 +21,7 @@ def assert_declared(declared, call, *inputs, leaving_out=(), **kwargs):
 
     A function's output counts as saved if autograd keeps it. All figures must be integers.
     """
-    counts, expected = count_step(call, *inputs, **kwargs), declared + Cost(saved_bytes=declared.output_bytes)
+    counts, expected = cost.of(call, *inputs, **kwargs), declared + Cost(saved_bytes=declared.output_bytes)
     assert {n: getattr(counts, n) for n in COUNTED if n not in leaving_out} == {
         n: getattr(expected, n) for n in COUNTED if n not in leaving_out
     }
@@ -33,7 +33,7 @@ def assert_decodes(declared, layer, width, lengths=range(1, 6 if WHOLE else 4)):
     state = None
     for length in lengths:
         x, expected = torch.zeros(2, 1, width), declared(2, length)
-        assert count_forward(layer, x, is_causal=True, initial_state=state)[0] == expected.decode
+        assert flops_of(layer, x, is_causal=True, initial_state=state) == expected.decode
         _, state = layer(x, is_causal=True, initial_state=state, return_state=True)
         assert sum(part.nbytes for part in tree_leaves(state) if isinstance(part, torch.Tensor)) == expected.state_bytes
 

@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 import torch
+from ortho.attention.indexing import indexing
 from refusals import refusals
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ortho import MECHANISMS, MultiheadAttention
-from ortho.attention.indexing import indexing
 from ortho.cost import attention as costs
 from ortho.cost.attention import Traffic, columns_first, materialised, rows_first
-from ortho.cost.counting import Allocations, OperationCounter, count_step, saved_bytes
+from ortho.cost.counting import Allocations, OperationCounter, saved_bytes
 
 
 def test_pytorch_counter_agrees_on_products():
@@ -20,7 +20,7 @@ def test_pytorch_counter_agrees_on_products():
     x = torch.zeros(2, 7, 12, requires_grad=True)
     for form, seen in (("reference", True), ("fast", False)):
         layer = MultiheadAttention(12, 3, form=form)
-        ours = count_step(layer, x)
+        ours = cost.of(layer, x)
         with FlopCounterMode(display=False) as theirs:
             layer(x).sum().backward()
         assert (theirs.get_total_flops() == ours.forward + ours.backward) is seen

@@ -19,7 +19,7 @@ from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.strided import Columns, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost.attention import decoded, read_keys
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 
 CAUSAL = [name for name, m in MECHANISMS.items() if m.causal]
 RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("linear", "recurrent")]
@@ -137,7 +137,7 @@ def test_counted(name):
                 before = {gate: _tokens(value, 0, length - 1) for gate, value in gates.items()}
                 cache.attend(*(x[..., : length - 1, :] for x in operands), **before)
             last = {gate: _tokens(value, length - 1, length) for gate, value in gates.items()}
-            flops, _ = count_forward(cache.attend, *(x[..., length - 1 : length, :] for x in operands), **last)
+            flops = flops_of(cache.attend, *(x[..., length - 1 : length, :] for x in operands), **last)
             declared = decoded(name, 2, length, 4, 6, 6, num_kv_heads=shared)
             assert (flops, cache.nbytes) == (declared.forward, declared.nbytes), length
 

@@ -29,7 +29,7 @@ from ortho.attention.linear.random_feature_attention import MAPS as NAMED
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 
 FORMS = [linear_attention_reference, linear_attention]
 # A two-sided normal deviate is larger with probability 1e-5: the error rate of each statistical test below.
@@ -183,8 +183,8 @@ def test_default_rows_are_what_maps_have(name):
     o.sum().backward()  # an inference tensor could not be saved for it
     assert torch.equal(o, first)
     favor._drawn.clear()
-    cold = count_forward(attend, q, k, v)
-    assert cold == count_forward(attend, q, k, v)
+    cold = flops_of(attend, q, k, v)
+    assert cold == flops_of(attend, q, k, v)
     drawn = FEATURES // (2 if name == "trigonometric" else 1)
     given = MAPS[name](features=rows(drawn, 4, seed=favor.SEED))
     assert torch.equal(linear_attention(q, k, v, feature_map=given), o)

@@ -6,7 +6,7 @@ from refusals import refusals, refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
-from ortho.cost.counting import Allocations, count_step
+from ortho.cost.counting import Allocations
 from ortho.cost.models import recomputed
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 
@@ -65,7 +65,7 @@ def test_attention_alone(causal):
                 D, H, attention=attention, generator=torch.Generator().manual_seed(0), dtype=torch.float64, **options
             )
         )
-    plain, recomputed = (count_step(layer, x, is_causal=causal) for layer in layers)
+    plain, recomputed = (cost.of(layer, x, is_causal=causal) for layer in layers)
     assert torch.equal(*(layer(x, is_causal=causal) for layer in layers))
     assert plain.saved_bytes - recomputed.saved_bytes == 8 * H * 40 * 40 + (40 * 40 if causal else 0)
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
@@ -85,7 +85,7 @@ def test_errors(refused):
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
 def test_declared_is_counted(count, segments):
     x = draw(1, N, D).requires_grad_()
-    counts = count_step(Recomputed(blocks(count), segments), x)
+    counts = cost.of(Recomputed(blocks(count), segments), x)
     declared = recomputed(1, N, D, H, count, segments, itemsize=8)
     assert counts.forward + counts.backward == declared.step
     assert counts.saved_bytes == declared.kept_bytes

@@ -26,7 +26,7 @@ from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
 from ortho.cost.attention import choosing
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 
 PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
 PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
@@ -106,7 +106,7 @@ def test_windows_longer_than_the_sequence(window):
     for length, keys in ((130, 130), (200, 10), (10, 200), (150, 66)):
         for causal in (False, True)[: 1 + (length == keys)]:
             compare(SPARSE_LINEAR, qkv(2, length=length, keys=keys), window=window, is_causal=causal)
-    counted = count_forward(SPARSE_LINEAR.fast, *qkv(1, 1, length=16), window=window)[0]
+    counted = flops_of(SPARSE_LINEAR.fast, *qkv(1, 1, length=16), window=window)
     longest = SPARSE_LINEAR.cost(1, 16, 1, 4, 5, window=10**6).forward
     assert (counted == longest) is (window >= 64)
 

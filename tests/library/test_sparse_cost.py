@@ -22,7 +22,7 @@ from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBloc
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.attention import CHOOSING, choosing
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 TESTED = ALL | {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
@@ -78,7 +78,7 @@ def test_decode(name, form):
         last = [part[:, :, -1:] for part in x]
         call = {gate: value[:, :, -1:] for gate, value in gates.items()} | {"is_causal": True, "initial_state": state}
         declared = m.cost(B, N, H, K, V, form=form, causal=True, itemsize=x[0].element_size())
-        assert count_forward(m.form(form), *last, **call)[0] == declared.decode, N
+        assert flops_of(m.form(form), *last, **call) == declared.decode, N
         _, state = m.form(form)(*last, **call, return_state=True)
         assert sum(part.nbytes for part in state) == declared.state_bytes, N
 
@@ -128,7 +128,7 @@ def test_choosing_and_attending(name):
         if name in MASKS and causal:
             q, k, _ = (x[None, None].float() for x in qkv(length=length, width=6))
             MASKS[name](q, k)  # draws what it draws once
-            assert count_forward(MASKS[name], q, k)[0] == spent.choosing
+            assert flops_of(MASKS[name], q, k) == spent.choosing
 
 
 def test_shares_by_hand():

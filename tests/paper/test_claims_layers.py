@@ -9,7 +9,7 @@ from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost import block, layer
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import count_forward, count_step
+from ortho.cost.counting import flops_of
 from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.projections import FrozenProjection, StructuredProjection
 from paper.claims import Verdict
@@ -54,7 +54,7 @@ def test_products_add_up(projection, form, input_grad):
     declared = layer(1, N, d, H, projection=projection, form=form, input_grad=input_grad)
     assert total.expand() == declared.backward.expand()
     x = torch.zeros(1, 5, 8, requires_grad=input_grad)
-    counts = count_step(MultiheadAttention(8, 2, projection=projection, form=form), x)
+    counts = cost.of(MultiheadAttention(8, 2, projection=projection, form=form), x)
     assert counts.backward == total.subs({N: 5, d: 8})
     discarded = {name for name, state in found.items() if state == "discarded"}
     idle = form == "fast" and (projection == "stopped" or (projection == "frozen" and not input_grad))
@@ -75,9 +75,9 @@ def test_shares_by_hand():
 def test_shares_are_counted(d):
     """Counted on running projections; FLOPs are twice the multiplications."""
     x = torch.randn(1, 1, d)
-    dense = count_forward(FrozenProjection(d, 2, draw="gaussian"), x)[0]
+    dense = flops_of(FrozenProjection(d, 2, draw="gaussian"), x)
     assert dense == 2 * 2 * d**2
-    assert count_forward(StructuredProjection(d, d // 64, rounds=1), x)[0] / dense == pytest.approx(
+    assert flops_of(StructuredProjection(d, d // 64, rounds=1), x) / dense == pytest.approx(
         cheaper.structured(d) / 100
     )
 
@@ -93,7 +93,7 @@ def test_several_merged_heads(heads):
     q, k = both(x)
     found = (x[:, None] @ products) @ x[:, None].mT
     torch.testing.assert_close(found, q @ k.mT, atol=1e-12, rtol=0)
-    flops = count_forward(lambda x: x @ products, x.expand(heads, -1, -1))[0] / count_forward(both, x)[0]
+    flops = flops_of(lambda x: x @ products, x.expand(heads, -1, -1)) / flops_of(both, x)
     assert 1 - flops == pytest.approx(cheaper.merged(heads) / 100)
 
 

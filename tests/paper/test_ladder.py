@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.cost.counting import count_step
 from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
 from paper.experiments.learning.ladder_analysis import (
     BESIDE_HYPOTHESES,
@@ -39,7 +38,7 @@ def test_flop(arm, convolution):
     """Declared = counted, exactly."""
     case = tiny(arm, convolution=convolution)
     model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
-    counts = count_step(model, torch.zeros(2, 32, dtype=torch.int64))
+    counts = cost.of(model, torch.zeros(2, 32, dtype=torch.int64))
     assert counts.forward + counts.backward == ladder_analysis.step_flop(case)
 
 

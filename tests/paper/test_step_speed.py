@@ -7,7 +7,7 @@ import torch
 from tiny_arms import shrink_models
 
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 from ortho.cost.layers import projection_cost
 from paper import experiments
 from paper.experiments import measure
@@ -76,7 +76,7 @@ def test_flops_of_projections_are_counted(d):
     sizes = projections.case(d, N=4)
     x = torch.randn(1, 4, d, dtype=torch.float64)
     for arm, projection in projections.build(sizes).items():
-        assert count_forward(projection, x)[0] == projections.flops(sizes, arm)
+        assert flops_of(projection, x) == projections.flops(sizes, arm)
     kinds = {"frozen": projections.DENSE} | ({"structured": "structured"} if d != 128 else {})
     for name, arm in kinds.items():
         assert projection_cost(name, 1, 4, d, d // 64, 64, d // 64).forward == projections.flops(sizes, arm)

@@ -11,7 +11,6 @@ from learning_fakes import along_budgets
 from seeded import SIGMAS, generator
 
 from ortho.attention.untrained.positional_attention import SEVEN
-from ortho.cost.counting import count_step
 from ortho.layers.positional import PositionalHeads
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.carrying import same
@@ -62,7 +61,7 @@ def test_costs_and_parameters_of_an_arm_are_those_counted(arm):
     d, L, vocab, B, M, N = 16, 2, 30, 3, 5, 4
     model = build(arm, vocab, d, L, max_length=9, dropout=0.0, generator=generator())
     tokens = [torch.randint(4, vocab, (B, n), generator=generator(n)) for n in (M, N)]
-    counts = count_step(model, *tokens)
+    counts = cost.of(model, *tokens)
     assert training_flop(arm, B, M, N, d, L, vocab_size=vocab) == counts.forward + counts.backward
     heads = {
         "1 learned": 2 * d * d // H,

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from ortho import cost
 from ortho._checks import unchecked_values
 from ortho.adapters.conversion import to_standard
-from ortho.cost.counting import OperationCounter, count_step
+from ortho.cost.counting import flops_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper import experiments
@@ -165,14 +165,10 @@ def inference_cost(model: LanguageModel) -> dict[str, int]:
     """Counted: FLOPs of reading 16 tokens, of one token decoded after 15, the cache's bytes, the weights' bytes."""
     tokens = held_out()[:1]
     with torch.no_grad():
-        with OperationCounter() as whole:
-            model(tokens)
         _, state = model(tokens[:, :-1], return_state=True)
-        with OperationCounter() as step:
-            model(tokens[:, -1:], initial_state=state, return_state=True)
     return {
-        "forward": whole.flops.total(),
-        "decode": step.flops.total(),
+        "forward": flops_of(model, tokens),
+        "decode": flops_of(model, tokens[:, -1:], initial_state=state, return_state=True),
         "cache": sum(t.nbytes for block in state[1] for t in block),
         "weights": sum(t.nbytes for t in model.state_dict().values()),
     }
@@ -210,7 +206,7 @@ def backward_counted(projection: str, *, blocks: int = 0, embeddings: bool = Fal
     tokens = sequences("repeat", 1, generator("held out"))
     sizes = tokens.shape[1], SIZES["d_model"], SIZES["num_heads"], layers
     frozen: dict[str, Any] = {"projection": projection, "blocks": blocks, "embeddings": embeddings}
-    return count_step(model, tokens).backward, backward_flops(*sizes, vocab_size=VOCABULARY, **frozen)
+    return cost.of(model, tokens).backward, backward_flops(*sizes, vocab_size=VOCABULARY, **frozen)
 
 
 def freezable(layers: int = 4) -> int:

@@ -19,14 +19,14 @@ from ortho.attention.selected.importance import importance_mask
 from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
+from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference
 from ortho.attention.sparse.strided import Columns
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost import orders
 from ortho.cost.big_o import N, d
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 from ortho.theory.reachability import layers_to_reach, reached
-from paper import experiments
+from paper import experiments, memory
 from paper.claims import figures
 from paper.claims.evidence import dynamic_sparsity, hardware
 from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, saves
@@ -67,7 +67,11 @@ def space(claimed: str, pairs: str, than: str) -> Finding:
 
 def saved() -> Any:
     """Numbers that the form in parts, which stores no weights, keeps for the backward pass."""
-    return sympy.expand(pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, _: int) -> Any:
+        return pattern_attention(q, k, v, pattern=Window(REACH), is_causal=True)
+
+    return memory.kept_by_call(call, N * d, N)
 
 
 def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
@@ -395,8 +399,8 @@ def products(pattern: Pattern, form: str) -> Fraction:
     """FLOPs of the products of a form, over those of dense attention; causal."""
     q, k, v = torch.zeros(3, 1, COUNTED, WIDTH)
     run = {"mask": pattern_attention_reference, "parts": pattern_attention}[form]
-    flops = count_forward(lambda *x: run(*x, pattern=pattern, is_causal=True), q, k, v)[0]
-    return Fraction(flops, count_forward(MECHANISMS["softmax"].reference, q, k, v)[0])
+    flops = flops_of(lambda *x: run(*x, pattern=pattern, is_causal=True), q, k, v)
+    return Fraction(flops, flops_of(MECHANISMS["softmax"].reference, q, k, v))
 
 
 def timed() -> dict[str, tuple[float, float]]:

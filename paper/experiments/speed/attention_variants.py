@@ -9,6 +9,7 @@ Gates are operands of an arm like q, k and v, and have gradients like them.
 from collections.abc import Callable
 from functools import cache, partial
 from inspect import signature
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -57,7 +58,9 @@ FAMILIES = {
     "patterns": ("sparse", ("columns", "summaries")),
     "dynamic": ("selected", ()),
 }
-SAVED_BYTES = 2**29  # arms of a family that keep more than this for the backward pass are left out
+# Arms of a family that keep more than 512 MiB for the backward pass from this length on are left out; the channels'
+# decays only with heads of 128.
+TOO_LARGE = {"taylor": 4096, "kda": 4096, "vector-gated": 4096, "sparse-linear": 16384}
 
 SEED = 0
 EVERYWHERE = 2**30  # the width of a window that leaves nothing out
@@ -76,8 +79,13 @@ def arms_of(case: Case) -> tuple[str, ...]:
     family, left_out = FAMILIES.get(case["arms"], ("", ()))
     named = {arm.split()[0] for arm in left_out}
     others = [m for m in MECHANISMS.values() if m.family == family and m.name not in named]
-    names = [f"{m.name}{way}" for m in others for way in _ways(m)]
-    return *arms, *(name for name in names if declared(case, name).saved_bytes <= SAVED_BYTES)
+    served = [m for m in others if not _too_large(m.name, case)]
+    return *arms, *(f"{m.name}{way}" for m in served for way in _ways(m))
+
+
+def _too_large(name: str, case: Case) -> bool:
+    wide = case["arms"] != "memories" or case["K"] >= 128
+    return wide and case["N"] >= TOO_LARGE.get(name, inf)
 
 
 def _ways(mechanism: Mechanism) -> list[str]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import one_of
-from ortho.cost.models import RecomputedCost, recomputed
+from ortho.cost import Cost
+from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from paper.experiments.engine import benchmark
@@ -55,7 +56,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
     return KEPT, *segments_of(case), MATERIALISED, SELECTIVE
 
 
-def declared(case: Case, arm: str) -> RecomputedCost | None:
+def declared(case: Case, arm: str) -> Cost | None:
     """The closed form of an arm whose blocks are recomputed whole, or kept; None for other arms."""
     segments = {KEPT: 0, **segments_of(case)}.get(arm)
     if segments is None:
