@@ -55,6 +55,7 @@ def operands(m, *lead, length, seed=0):
     def positive():
         return torch.rand(*lead, length, generator=generator(next(seeds)), dtype=torch.float64)
 
+    scan = m.name == "selective-scan"
     several, wide = m.name == "delta-product", K if m.name == "path" else 2
     decay = -normal().square() / 2
     if m.gates.get("log_decay") is ChannelDecay:
@@ -63,10 +64,10 @@ def operands(m, *lead, length, seed=0):
     strengths = (1 + 0.8 * normal(*[2] * several)).clamp(0, 2)
     given = {
         "beta": strengths / 2 if m.name == "vector-gated" else strengths,
-        "step": strengths,
+        "dt": draw(*lead, length, V, seed=next(seeds)).abs() if scan else strengths,
+        "A": draw(*lead, V, K, seed=next(seeds)).square() if scan else normal().square() / 2,
         "eta": 0.4 * positive(),
         "log_decay": decay,
-        "rate": normal().square() / 2,
         "log_forget": -positive(),
         "directions": normal(wide),
         "bias_queries": normal(2),

@@ -9,7 +9,7 @@ from by_loops import averaged
 from refusals import refuses
 from seeded import draw
 
-from ortho.attention import MECHANISMS, chunking
+from ortho.attention import MECHANISMS, recurrence
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
 from ortho.attention.linear.efficient_causal import causal_efficient_attention, causal_efficient_attention_reference
 from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
@@ -107,10 +107,10 @@ def test_formula(name, attention, case):
     torch.testing.assert_close(o, expected, atol=loose * 1e-13, rtol=loose * 1e-13)
 
 
-@pytest.mark.parametrize("tile", [chunking.TILE, 1])
+@pytest.mark.parametrize("tile", [recurrence.TILE, 1])
 def test_states_are_sums(tile, monkeypatch):
     """S and z are the sums of features that they should be; if keys have scales, divided by the largest."""
-    monkeypatch.setattr(chunking, "TILE", tile)
+    monkeypatch.setattr(recurrence, "TILE", tile)
     q, k, v = draw(2, 70, 3), draw(2, 70, 3, seed=1), draw(2, 70, 4, seed=2)
     maps = [each for each, _ in KERNELS.values() if not each.positional]
     for feature_map, causal in [(each, causal) for each in [*maps, CosFormer()] for causal in (False, True)]:

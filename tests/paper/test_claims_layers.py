@@ -77,9 +77,7 @@ def test_shares_are_counted(d):
     x = torch.randn(1, 1, d)
     dense = flops_of(FrozenProjection(d, 2, draw="gaussian"), x)
     assert dense == 2 * 2 * d**2
-    assert flops_of(StructuredProjection(d, d // 64, rounds=1), x) / dense == pytest.approx(
-        cheaper.structured(d) / 100
-    )
+    assert flops_of(StructuredProjection(d, d // 64, rounds=1), x) / dense == pytest.approx(cheaper.structured(d) / 100)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
