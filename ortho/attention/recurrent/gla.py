@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
+from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
@@ -104,7 +105,7 @@ def by_chunks(
     before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last key)."""
-    width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else chunk)
+    width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else checks.positive_int("chunk", chunk))
     behind = -k.shape[-2] % width
     if erase and beta is None:
         beta = torch.ones_like(k[..., 0])

@@ -68,6 +68,7 @@ def selective_scan(
     divided. Kept for the backward pass is one state per chunk; the states within it are found again.
     """
     q, k, v, log_decay, S = _operands(call, dt, A)
+    checks.positive_int("chunk", chunk)
     rows = []
     for start in range(0, k.shape[-2], chunk):
         stop = min(start + chunk, k.shape[-2])
