@@ -579,7 +579,7 @@ def _spelt(found: Tested | None) -> str:
 
 def _with_runs(unit: Unit, mean: float, interval: Interval, runs: int) -> str:
     """A difference with its interval and the number of runs, as text: 'mean (low to high, n = runs)'."""
-    return f"{unit.spelt(mean, interval)[:-1]}, n = {runs})"
+    return f"{unit.spelt(mean, interval)[:-1]}, n\xa0=\xa0{runs})"
 
 
 def _means(records: Sequence[Record], text: str, budget: int) -> dict[Side, float]:
