@@ -232,6 +232,15 @@ def test_equal_steps_flop_and_seconds():
     assert ladder_analysis.curve([], ("python", "learned", CONVOLUTION)) is None
 
 
+def test_bits_between_two_budgets():
+    """Halfway between two budgets in the logarithm, halfway between their bits; nothing beyond the longest."""
+    records = [record("learned", 1, bits, budget=n) for n, bits in ((8, 2.0), (16, 1.0))]
+    between = partial(ladder_analysis.blocks_between, records, ("python", "learned", CONVOLUTION))
+    np.testing.assert_allclose(between(8 * 2**0.5)[1], 1.5 + 0.001 * np.arange(4))
+    assert (between(16)[1] == between(16.0)[1]).all()
+    assert between(17) == {}
+
+
 def test_the_table(outcome):
     said = ladder_analysis.table([record("learned", 1, 2.0), record("2 induction + 2 positional", 1, 1.9)])
     assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said

@@ -138,6 +138,17 @@ def blocks(records: Iterable[Record], of: Key, budget: int) -> dict[int, Array]:
     return found
 
 
+def blocks_between(records: Sequence[Record], of: Key, budget: float) -> dict[int, Array]:
+    """`blocks` at any budget, between powers of two linearly in the logarithm; none beyond what runs have passed."""
+    below = 2 ** int(log2(budget))
+    share = log2(budget / below)
+    low = blocks(records, of, below)
+    if not share:
+        return low
+    high = blocks(records, of, 2 * below)
+    return {seed: low[seed] + share * (high[seed] - low[seed]) for seed in low.keys() & high.keys()}
+
+
 def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float) -> Tested | None:
     """The first arm's bits minus the other's; None if they have fewer than two seeds in common."""
     seeds = tuple(sorted(ours.keys() & theirs.keys()))
