@@ -159,7 +159,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "efficient-causal:cost": {"causal": True},
     "cost.layers.projection_cost": {"projection": "frozen"},
     "cost.layers.longformer_layer": {"tokens": 2},
-    "cost.models.step_memory": {"cost": _COST},
     "cost.budgets.choose": {"budget": 1e9},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
     "adapters.conversion.restore": {"record": {}},
@@ -283,7 +282,7 @@ def targets() -> dict[str, Callable[..., Any]]:
 # functions that are only run compiled.
 LEFT_OUT = {
     "cost.layers.passes_gradient",
-    "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
+    "layers.block.DecoderCache", "cost.layers.Cost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
     "favor++ layer.new_cache", "adapters.conversion.from_pretrained", "adapters.pruning.without_head",
     "layers.hybrid.HybridCache",
