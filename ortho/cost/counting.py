@@ -156,7 +156,9 @@ def of(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Counts:
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     passes = {"forward": ahead, "backward": back}
     by_operation = {
-        name: Counter({f"{packet}".removeprefix("aten."): n for packet, n in one.get_flop_counts()["Global"].items()})
+        name: Counter(
+            {f"{packet}".removeprefix("aten."): n for packet, n in one.get_flop_counts().get("Global", {}).items()}
+        )
         for name, one in passes.items()
     }
     n_trained = sum(p.numel() for p in trained)
