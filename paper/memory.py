@@ -57,8 +57,8 @@ def kept_by_call(function: Callable[..., Any], *terms: sympy.Expr) -> sympy.Expr
     output, if that is kept, is all that it keeps."""
 
     def count(n: int, width: int, _: int, features: int) -> int:
-        q, k, v = torch.zeros(3, 1, 1, n, width).unbind()
-        return cost.of(function, *(x.requires_grad_() for x in (q, k, v)), features).saved_bytes
+        qkv = [torch.zeros(1, 1, n, width, requires_grad=True) for _ in range(3)]
+        return cost.of(function, *qkv, features).saved_bytes
 
     return fitted(count, *terms) / 4
 

@@ -41,7 +41,8 @@ def positional_attention(
     """
     found = named(patterns)
     gaussians = [pattern for pattern in found if isinstance(pattern, Gaussian)]
-    forward = sum(_in_chunks(each, B, N + int(causal), V, 1 if causal else 2) for each in gaussians)
+    sides = [side for each in gaussians for side in ([each] if causal else [each, each.mirrored()])]
+    forward = sum(_in_chunks(side.vectors, B, N + int(causal), V) for side in sides)
     return Cost(
         forward=forward,
         backward=forward,
@@ -51,11 +52,11 @@ def positional_attention(
     )
 
 
-def _in_chunks(p: Gaussian, B: Size, P: Size, V: Size, sides: int) -> Size:
-    """FLOPs of a Gaussian's products, on one side of each of P places or on both."""
-    width = min(P, max(CHUNK, p.vectors)) if isinstance(P, int) else max(CHUNK, p.vectors)
+def _in_chunks(R: int, B: Size, P: Size, V: Size) -> Size:
+    """FLOPs of a Gaussian's products with R vectors, over P places."""
+    width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
     number = -(-P // width) if isinstance(P, int) else P / width
-    return sides * 2 * B * V * number * width * (width + p.vectors)
+    return 2 * B * V * number * width * (width + R)
 
 
 # -------------------------------------------------------------------------------------------------------------- decoded

@@ -7,6 +7,7 @@ that has no formula, in PyTorch or here, counts as 0.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Counts:
     trained: int
     frozen: int
     saved_bytes: int
-    by_operation: dict[str, dict[str, int]] = field(repr=False, compare=False)
+    by_operation: dict[str, Counter[str]] = field(repr=False, compare=False)
 
     @property
     def step(self) -> int:
@@ -155,7 +156,9 @@ def of(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Counts:
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     passes = {"forward": ahead, "backward": back}
     by_operation = {
-        name: {str(packet).removeprefix("aten."): n for packet, n in one.get_flop_counts().get("Global", {}).items()}
+        name: Counter(
+            {f"{packet}".removeprefix("aten."): n for packet, n in one.get_flop_counts().get("Global", {}).items()}
+        )
         for name, one in passes.items()
     }
     n_trained = sum(p.numel() for p in trained)

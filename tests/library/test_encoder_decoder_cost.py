@@ -7,7 +7,7 @@ import torch
 from refusals import refuses
 
 from ortho import PROJECTIONS, HybridAttention, MultiheadAttention, PositionalHeads, StoppedAttention
-from ortho.cost import layer, model
+from ortho.cost import layer, model, of
 from ortho.cost.layers import cross_layer
 from ortho.cost.models import encoder_decoder
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -43,7 +43,7 @@ class Beside(torch.nn.Module):
 
 
 def counted(module, *inputs, **kwargs):
-    return derived(cost.of(module, *inputs, **kwargs))
+    return derived(of(module, *inputs, **kwargs))
 
 
 def derived(cost):

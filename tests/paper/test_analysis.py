@@ -5,6 +5,7 @@ from math import log
 import pytest
 import torch
 
+from ortho import cost
 from paper.experiments.learning import (
     analysis,
     fine_tuning,

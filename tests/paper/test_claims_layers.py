@@ -7,7 +7,7 @@ from ortho import MultiheadAttention
 from ortho.attention.linear.favor import PositiveFeatures
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import linear_attention_reference
-from ortho.cost import block, layer
+from ortho.cost import block, layer, of
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import flops_of
 from ortho.layers.synthesizer import SynthesizerAttention
@@ -38,6 +38,7 @@ from paper.claims.evidence.printed_speed_ups import (
 )
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
+from paper.memory import layer_bytes
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
@@ -54,7 +55,7 @@ def test_products_add_up(projection, form, input_grad):
     declared = layer(1, N, d, H, projection=projection, form=form, input_grad=input_grad)
     assert total.expand() == declared.backward.expand()
     x = torch.zeros(1, 5, 8, requires_grad=input_grad)
-    counts = cost.of(MultiheadAttention(8, 2, projection=projection, form=form), x)
+    counts = of(MultiheadAttention(8, 2, projection=projection, form=form), x)
     assert counts.backward == total.subs({N: 5, d: 8})
     discarded = {name for name, state in found.items() if state == "discarded"}
     idle = form == "fast" and (projection == "stopped" or (projection == "frozen" and not input_grad))
@@ -267,7 +268,8 @@ def test_even_length_is_the_shortest(form):
     length = even_length(128, form=form)
     # The definition keeps float32; the sources' bytes are those of half precision.
     itemsize = {"fast": 2, "reference": 4}[form]
-    kept = [layer(1, n, 128, 2, form=form, itemsize=itemsize).saved_bytes * 2 // itemsize for n in (length - 1, length)]
+    dtype = {2: torch.float16, 4: torch.float32}[itemsize]
+    kept = [layer_bytes(n, 128, 2, form=form, dtype=dtype) * 2 // itemsize for n in (length - 1, length)]
     assert kept[0] < sum(memory(128).values()) <= kept[1]
 
 

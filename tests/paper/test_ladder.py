@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from ortho import cost
 from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
 from paper.experiments.learning.ladder_analysis import (
     BESIDE_HYPOTHESES,

@@ -514,7 +514,7 @@ def printed_formula() -> Finding:
             at=f"normal tokens, with the sum over {nearest}",
         ),
         "time": growth("N*d^2", sympy.expand(core.forward)),
-        "space": growth("N*d", kept(d / H) * H, settings=IN_N),
+        "space": growth("N*d", sympy.expand(kept(d / H) * H), settings=IN_N),
     }
     return all_of(parts).noting(
         f"As printed, values of 1 become outputs from {low:.1f} to {high:.1f}; the other readings are further off"

@@ -222,7 +222,7 @@ def _kept() -> sympy.Expr:
     """Numbers that a call with H heads and m features keeps for the backward pass, with its output."""
 
     def count(n: int, width: int, heads: int, features: int) -> int:
-        q, k, v = (x.requires_grad_() for x in torch.zeros(3, 1, heads, n, width // heads).unbind())
+        q, k, v = (torch.zeros(1, heads, n, width // heads, requires_grad=True) for _ in range(3))
         attend = partial(linear_attention, feature_map=PositiveFeatures(count=features))
         return of(attend, q, k, v).saved_bytes // 4
 
