@@ -148,9 +148,6 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "cost.layers.longformer_layer": {"tokens": 2},
     "cost.models.step_memory": {"cost": _COST},
     "cost.layers.hybrid": {"heads": {"learned": 1, "positional": 1}},
-    "adapters.conversion.restore": {"record": {}},
-    "adapters.conversion.set_heads": {"model": nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)),
-    "kinds": ["learned", "linear"]},
     "adapters.layouts.Source": {"name": "q_proj", "holds": "q"},
     "adapters.layouts.Layout": {"q": Source("q_proj", "q"), "k": Source("k_proj", "k")},
     "training.recipe.Recipe": {"rate": 0.1},
@@ -258,7 +255,7 @@ LEFT_OUT = {
     "cost.layers.passes_gradient",
     "layers.block.DecoderCache", "cost.layers.Cost", "cost.models.RecomputedCost",
     "cost.attention.DecodeCost", "attention.selected.routing.members_of",
-    "favor++ layer.new_cache", "adapters.conversion.from_pretrained",
+    "favor++ layer.new_cache",
     "layers.hybrid.HybridCache",
     *(f"attention.cache.{name}Cache" for name in ("", "KeyValue", "Pattern", "Rotary", "State")),
     *(f"attention.untrained.patterns.{name}" for name in

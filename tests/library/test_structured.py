@@ -9,7 +9,7 @@ from extent import some
 from gradients import trained
 from refusals import refuses
 
-from ortho.adapters.rows import read_projection, written_projection
+from ortho import MultiheadAttention, to_standard
 from ortho.cost.counting import count_step
 from ortho.cost.layers import projection_cost
 from ortho.projections import StructuredProjection
@@ -49,7 +49,9 @@ def test_orthogonal(d, rounds):
 
 
 def by_matrices(projection):
-    return written_projection(projection, read_projection(projection))
+    sizes = {"num_kv_heads": projection.num_kv_heads, "dtype": torch.float64}
+    layer = MultiheadAttention(projection.d_model, projection.num_heads, projection=projection, **sizes)
+    return to_standard(layer).projection
 
 
 @pytest.mark.parametrize("shared", [4, 2, 1])
