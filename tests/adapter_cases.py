@@ -126,7 +126,7 @@ def frozen(name, model, stop_gradient=False):
 
 
 def stopped(name, model):
-    """The same with stopped gradients; the gradients are those of a plain model whose queries and keys are constants."""
+    """The same with stopped gradients; the gradients are those of a plain model with constant queries and keys."""
     frozen(name, copy.deepcopy(model), stop_gradient=True)
     plain = copy.deepcopy(model).eval()
     freeze_qk(model.eval(), draw=None, stop_gradient=True, inputs=given(name))
