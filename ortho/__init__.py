@@ -1,12 +1,12 @@
 """Orthogonal random attention and its rivals: definitions, fast forms, exact costs.
 
-`MultiheadAttention` is the layer, `LanguageModel` a whole model; `freeze_qk` and `set_heads` convert models of other
-libraries. `MECHANISMS`, `PROJECTIONS` and `HEADS` map the names that a layer takes to what they stand for. `cost` has
-the costs of layers and models.
+`MultiheadAttention` is the layer, `LanguageModel` a whole model; `freeze_qk` converts models of other libraries.
+`MECHANISMS`, `PROJECTIONS` and `HEADS` map the names that a layer takes to what they stand for. `cost` has the costs of
+layers and models.
 """
 
 from ortho import attention, cost, orthogonal, projections
-from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk
+from ortho.adapters import freeze_qk, to_standard, unfreeze_qk
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
 from ortho.layers.block import TransformerBlock
@@ -54,8 +54,6 @@ __all__ = [
     "new_cache",
     "orthogonal",
     "projections",
-    "set_heads",
-    "standard_heads",
     "to_standard",
     "unfreeze_qk",
 ]

@@ -1,5 +1,6 @@
 """The Transformer block, attention and a feed-forward network; and the decoder's, which also attends to a context."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,9 @@ class TransformerBlock(nn.Module):
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
     `layer` is the class of the attention layer, made with `kwargs`: `MultiheadAttention`, or one with the same call,
-    such as `HybridAttention`. `bias` applies to all parts, norms included. While training, a share `dropout` of the
-    output of each half is set to 0 (Srivastava et al. 2014), by PyTorch's global generator; `attention_dropout` is the
-    layer's `dropout`, of attention weights.
+    such as `HybridAttention`. Modules among `kwargs` are copied: each block has its own. `bias` applies to all parts,
+    norms included. While training, a share `dropout` of the output of each half is set to 0 (Srivastava et al. 2014),
+    by PyTorch's global generator; `attention_dropout` is the layer's `dropout`, of attention weights.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
     """
@@ -55,7 +56,7 @@ class TransformerBlock(nn.Module):
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         told = {**kind, "dropout": _checks.share("attention_dropout", attention_dropout)}
         own = {name: value for name, value in told.items() if value}  # not every layer knows of biases or dropout
-        self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
+        self.attention = layer(d_model, num_heads, generator=generator, **own, **_copied(kwargs))
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
         self.norm_feed_forward = nn.LayerNorm(d_model, **kind)
@@ -211,4 +212,9 @@ def _check_cross(layer: Any) -> None:
 
 
 def _layer(d_model: int, *, layer: Callable[..., Any] = MultiheadAttention, **kwargs: Any) -> Any:
-    return layer(d_model, **kwargs)
+    return layer(d_model, **_copied(kwargs))
+
+
+def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer's arguments with modules of its own: the blocks of a model are made with the same arguments."""
+    return {name: copy.deepcopy(value) if isinstance(value, nn.Module) else value for name, value in kwargs.items()}

@@ -32,7 +32,8 @@ def test_published_parameters():
     for at in CONFIGURATIONS.values():
         for projection in PROJECTIONS:
             built, declared = at.build(projection=projection, device="meta"), at.cost(1, projection=projection)
-            trained, frozen = (sum(t.numel() for t in part) for part in (built.parameters(), built.buffers()))
+            stored = [*built.parameters(), *built.buffers()]
+            trained, frozen = (sum(t.numel() for t in stored if t.requires_grad is needs) for needs in (True, False))
             assert (trained, frozen) == (declared.trained, declared.frozen)
             if not projection.startswith("structured"):  # their signs stand for matrices
                 assert trained + frozen == at.parameters
