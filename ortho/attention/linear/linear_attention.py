@@ -155,6 +155,8 @@ def linear_attention(
     causal = call.is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
     if f.log_k is not None and peak is not None:
         strengths, fades, peak = _scales(f.log_k, peak, hidden, causal)
+        if not causal:  # only what was there before fades
+            S, fades = S * fades[..., :1, None].exp(), None
     sums, S = in_chunks(f.q, phi_k, _with_ones(v), strengths, fades, S, is_causal=causal, erase=False, chunk=chunk)
     o, total = _Quotient.apply(sums)
     blocked = None
