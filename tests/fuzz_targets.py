@@ -61,7 +61,7 @@ WHOLE = (
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
     "attention.recurrent.ttt_losses", "attention.linear.linear_attention", "attention.linear.favor",
-    "attention.linear.dense_features", "attention.linear.random_features", "attention.positions.alibi",
+    "attention.linear.dense_features", "attention.linear.random_features", "attention.position_bias.alibi",
     "attention.selected.routing",
     "attention.selected.top_k", "attention.selected.importance",
     "attention.sparse.window", "attention.sparse.dilated",

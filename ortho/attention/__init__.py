@@ -3,7 +3,13 @@
 from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
-from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
+from ortho.attention.position_bias import alibi, forgetting_transformer, position_delta, rotary
+from ortho.attention.position_bias import path_attention as path
+from ortho.attention.position_bias.alibi import alibi_attention
+from ortho.attention.position_bias.forgetting_transformer import forgetting_attention
+from ortho.attention.position_bias.path_attention import path_attention
+from ortho.attention.position_bias.position_delta import position_delta_attention
+from ortho.attention.position_bias.rotary import rotary_attention
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
 from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
@@ -32,7 +38,7 @@ MECHANISMS: dict[str, Mechanism] = {
         rotary.MECHANISM,
         alibi.MECHANISM,
         forgetting_transformer.MECHANISM,
-        path_attention.MECHANISM,
+        path.MECHANISM,
         position_delta.MECHANISM,
         *window.MECHANISMS,
         *dilated.MECHANISMS,
@@ -53,6 +59,11 @@ __all__ = [
     "AttentionFunction",
     "Mechanism",
     "RandomFeatureAttention",
+    "alibi_attention",
+    "forgetting_attention",
+    "path_attention",
+    "position_delta_attention",
+    "rotary_attention",
     "softmax_attention",
     "softmax_attention_reference",
 ]

@@ -18,7 +18,7 @@ from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.positions import rotary
+from ortho.attention.position_bias import rotary
 from ortho.attention.scores import blocked_pairs
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 
@@ -214,7 +214,7 @@ class RotaryCache(KeyValueCache):
     """`KeyValueCache` with rotary positions: it keeps rotated keys, and values."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        q, k = rotary.turned(q, k, self.length)
+        q, k = rotary.rotated(q, k, self.length)
         return super()._attend(q, k, v, scale, gates)
 
 
