@@ -16,6 +16,13 @@ from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
 from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
+from ortho.attention.sparse.block_sparse import big_bird_attention, block_sparse_attention
+from ortho.attention.sparse.dilated import dilated_attention, local_dilated_attention
+from ortho.attention.sparse.fixed import fixed_attention, fixed_columns_attention
+from ortho.attention.sparse.global_local import global_local_attention
+from ortho.attention.sparse.pattern import pattern_attention
+from ortho.attention.sparse.strided import local_strided_attention, strided_attention
+from ortho.attention.sparse.window import blocked_window_attention, overlapping_blocks_attention, window_attention
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
@@ -60,10 +67,23 @@ __all__ = [
     "Mechanism",
     "RandomFeatureAttention",
     "alibi_attention",
+    "big_bird_attention",
+    "block_sparse_attention",
+    "blocked_window_attention",
+    "dilated_attention",
+    "fixed_attention",
+    "fixed_columns_attention",
     "forgetting_attention",
+    "global_local_attention",
+    "local_dilated_attention",
+    "local_strided_attention",
+    "overlapping_blocks_attention",
     "path_attention",
+    "pattern_attention",
     "position_delta_attention",
     "rotary_attention",
     "softmax_attention",
     "softmax_attention_reference",
+    "strided_attention",
+    "window_attention",
 ]

@@ -29,7 +29,7 @@ from ortho.adapters import (
 )
 from ortho.attention.sparse.fixed import Fixed
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.strided import Strided
+from ortho.attention.sparse.strided import LocalStrided
 from ortho.attention.sparse.window import Window
 
 needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
@@ -84,7 +84,7 @@ def test_sliding_windows():
 
 
 @needs_transformers
-@pytest.mark.parametrize("pattern", [Window(2), Fixed(3, 1), Strided(3), GlobalLocal(2, 1)])
+@pytest.mark.parametrize("pattern", [Window(2), Fixed(3, 1), LocalStrided(3), GlobalLocal(2, 1)])
 def test_patterns_count_from_the_first_token(pattern):
     """Patterns do not count from the padding before it, with a cache or without one."""
     model = set_heads(build("llama"), [pattern] * H).eval()

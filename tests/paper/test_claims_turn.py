@@ -611,7 +611,9 @@ TURNS = {
         CONDITIONAL,
         {"ortho.cost.layer": wide_heads, "ortho.theory.transitions.transition": giving(lambda A: (A + A.T) / 2)},
     ),
-    "S3.3d": Turn(REFUTED, {"ortho.attention.position_bias.position_delta.position_delta_attention_reference": DOUBLED}),
+    "S3.3d": Turn(
+        REFUTED, {"ortho.attention.position_bias.position_delta.position_delta_attention_reference": DOUBLED}
+    ),
     "S3.3e": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3f": Turn(REFUTED, {f"{EVIDENCE}.delta_rule.product": giving(lambda P: 0 * P)}),
     "S3.3g": Turn(REFUTED, {"paper.theory.robustness.moved": DOUBLED}),

@@ -180,13 +180,14 @@ def reflected_attention(
     width, behind = chunks(length, checks.positive_int("block", block))
     rows = (0, 0, 0, behind)  # hidden tokens, which fill the last block
     of = blocks(pad(q, rows), pad(k, rows), Reflections(pad(r.w, rows), pad(r.b, (0, behind))), width)
-    moved_q, moved_k, across, within = (x.unbind(-3) for x in (of.q, of.k, of.across, of.scores))
+    moved_q, moved_k, across = (x.unbind(-3) for x in (of.q, of.k, of.across))
     if content is not None:
         content = pad(content[0], rows), pad(content[1], rows)
 
     def scores(s: Span) -> Tensor:
         """The scores of block `s.number` with all keys up to its end, the `past` keys first."""
-        moved, found = moved_q[s.number], [within[s.number]]
+        # Not unbound: each gradient would be a view that keeps its tile's whole row of gradients in memory.
+        moved, found = moved_q[s.number], [of.scores[..., s.number, :, :]]
         for i in reversed(range(s.number)):
             found.append(moved @ moved_k[i].mT)
             if i or past.shape[-2]:
