@@ -3,13 +3,26 @@
 from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
-from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
+from ortho.attention.position_bias import alibi, forgetting_transformer, position_delta, rotary
+from ortho.attention.position_bias import path_attention as path
+from ortho.attention.position_bias.alibi import alibi_attention
+from ortho.attention.position_bias.forgetting_transformer import forgetting_attention
+from ortho.attention.position_bias.path_attention import path_attention
+from ortho.attention.position_bias.position_delta import position_delta_attention
+from ortho.attention.position_bias.rotary import rotary_attention
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
 from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
 from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
+from ortho.attention.sparse.block_sparse import big_bird_attention, block_sparse_attention
+from ortho.attention.sparse.dilated import dilated_attention, local_dilated_attention
+from ortho.attention.sparse.fixed import fixed_attention, fixed_columns_attention
+from ortho.attention.sparse.global_local import global_local_attention
+from ortho.attention.sparse.pattern import pattern_attention
+from ortho.attention.sparse.strided import local_strided_attention, strided_attention
+from ortho.attention.sparse.window import blocked_window_attention, overlapping_blocks_attention, window_attention
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
@@ -32,7 +45,7 @@ MECHANISMS: dict[str, Mechanism] = {
         rotary.MECHANISM,
         alibi.MECHANISM,
         forgetting_transformer.MECHANISM,
-        path_attention.MECHANISM,
+        path.MECHANISM,
         position_delta.MECHANISM,
         *window.MECHANISMS,
         *dilated.MECHANISMS,
@@ -53,6 +66,24 @@ __all__ = [
     "AttentionFunction",
     "Mechanism",
     "RandomFeatureAttention",
+    "alibi_attention",
+    "big_bird_attention",
+    "block_sparse_attention",
+    "blocked_window_attention",
+    "dilated_attention",
+    "fixed_attention",
+    "fixed_columns_attention",
+    "forgetting_attention",
+    "global_local_attention",
+    "local_dilated_attention",
+    "local_strided_attention",
+    "overlapping_blocks_attention",
+    "path_attention",
+    "pattern_attention",
+    "position_delta_attention",
+    "rotary_attention",
     "softmax_attention",
     "softmax_attention_reference",
+    "strided_attention",
+    "window_attention",
 ]

@@ -7,6 +7,7 @@ keys and values, a pattern keeps those that a later token may read, and any othe
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from ortho._typing import Bool, Float, Tensor
 from ortho._weights import spread_heads
 from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import AttentionFunction
-from ortho.attention.positions import rotary
+from ortho.attention.position_bias import rotary
 from ortho.attention.scores import blocked_pairs
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 
@@ -28,12 +29,14 @@ CacheT = TypeVar("CacheT", bound="Cache")
 
 
 @checked
-def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast") -> "Cache":
+def new_cache(
+    attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast", **options: Any
+) -> "Cache":
     """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
 
     `capacity` is the total number of tokens that the cache can read. A cache that allocates its memory at once needs
-    it; for others None means no limit. `form` is a mechanism's; a module has its own. In the fast form values must be
-    as wide as keys if the fused kernels are used.
+    it; for others None means no limit. `form` and `options` are a mechanism's; a module has its own. In the fast form
+    values must be as wide as keys if the fused kernels are used.
 
     Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
     for a missing capacity where one is needed.
@@ -43,13 +46,14 @@ def new_cache(attention: str | nn.Module, capacity: int | None = None, *, form: 
     mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
     if not mechanism.causal:
         raise ValueError(f"attention: expected a causal mechanism, got {attention!r}")
-    function, softmax = mechanism.form(form), MECHANISMS["softmax"].form(form)
-    pattern = pattern_of(mechanism)
+    softmax, function = MECHANISMS["softmax"].form(form), mechanism.form(form)
+    function = partial(function, **options) if options else function
+    pattern = pattern_of(mechanism, **options)
     if pattern is not None:
         return PatternCache(attention, pattern, softmax, function, capacity)
     if mechanism.exact:
         return KeyValueCache(attention, function, capacity)
-    if mechanism is rotary.MECHANISM:
+    if mechanism is rotary.MECHANISM and not options:
         return RotaryCache(attention, softmax, capacity)
     return StateCache(attention, function, capacity)
 
@@ -214,14 +218,14 @@ class RotaryCache(KeyValueCache):
     """`KeyValueCache` with rotary positions: it keeps rotated keys, and values."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        q, k = rotary.turned(q, k, self.length)
+        q, k = rotary.rotated(q, k, self.length)
         return super()._attend(q, k, v, scale, gates)
 
 
 class PatternCache(Slots):
     """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
-    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
+    `Pattern.kv_window` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
     with the keys that its pattern allows. Several at once are multiplied with all keys that any of them may read, under
     a mask. `softmax` is softmax attention; `whole` is the pattern's own attention in the same form, for several tokens
     at the start. With a ring, `capacity` may be None.
@@ -235,14 +239,14 @@ class PatternCache(Slots):
         whole: AttentionFunction,
         capacity: int | None,
     ) -> None:
-        remembered = pattern.remembered()
-        if remembered is None:
+        window = pattern.kv_window()
+        if window is None:
             if capacity is None:
                 raise ValueError(f"capacity: expected a number of tokens, as {pattern} may read any of them, got None")
-            remembered = capacity, 0
-        slots = sum(remembered)
+            window = capacity, 0
+        slots = sum(window)
         super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity, softmax)
-        self._first, self._ring = remembered
+        self._first, self._ring = window
         self._pattern, self._whole = pattern, whole
         self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
 

@@ -11,7 +11,7 @@ from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
-from ortho.attention.positions.forgetting_transformer import ForgetGate
+from ortho.attention.position_bias.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.attention.recurrent.ssd import Rate, Step

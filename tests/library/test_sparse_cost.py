@@ -16,16 +16,16 @@ from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.selected.routing import routing_mask
 from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, consecutive
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
-from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBlocks, Work, consecutive
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import flops_of
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
-TESTED = ALL | {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
+TESTED = ALL | {name: pattern_mechanism(name, type(pattern), "", **vars(pattern)) for name, pattern in PATTERNS.items()}
 GATES = {"log_far": ()}  # numbers a token
 
 
@@ -88,25 +88,25 @@ def test_any_parts(qk_grad):
     together makes no difference."""
     G, N, K, V = 3, 20, 2, 5
     g = torch.Generator().manual_seed(0)
-    shuffled = TokenBlocks(torch.randperm(N, generator=g).unflatten(0, (-1, 5)))
-    each = TokenBlocks(torch.stack([torch.randperm(24, generator=g) for _ in range(G)]).unflatten(1, (-1, 3)))
-    each = TokenBlocks(each.positions.masked_fill(each.positions >= N, ABSENT))
+    shuffled = torch.randperm(N, generator=g).unflatten(0, (-1, 5))
+    each = torch.randperm(24, generator=g).unflatten(0, (-1, 3))
+    each = each.masked_fill(each >= N, ABSENT)
     spans = consecutive(0, N, 8)
     some = torch.tensor([[0, 3], [ABSENT, ABSENT], [2, ABSENT], [1, 0]])
     parts = [
-        Tiling(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
-        Tiling(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
-        Tiling(spans, each, some[:3].expand(G, 3, 2), lambda i, j: i < j),
-        Tiling(spans, spans, torch.full((3, 2), ABSENT)),
-        Tiling(spans, spans, torch.full((G, 3, 0), ABSENT)),
+        BlockMask(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
+        BlockMask(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
+        BlockMask(spans, each, some[:3].expand(G, 3, 2), lambda i, j: i < j),
+        BlockMask(spans, spans, torch.full((3, 2), ABSENT)),
+        BlockMask(spans, spans, torch.full((G, 3, 0), ABSENT)),
     ]
-    work = [part.work for part in parts]
-    assert work == [Work(3, 5, 5, 8), Work(6, 10, 3, 5), Work(3, 6, 8, 3), Work(0, 0, 8, 8), Work(0, 0, 8, 8)]
+    work = [part.computed_pairs for part in parts]
+    assert work == [5 * 5 * 8, 10 * 3 * 5, 6 * 8 * 3, 0, 0]
     for number in range(1, len(parts) + 1):
         q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
         for x in (q, k, v) if qk_grad else (v,):
             x.requires_grad_()
-        declared = tiled_cost(CostedCall(G, N, 1, K, V, qk_grad=qk_grad), work[:number], work[:1])
+        declared = tiled_cost(CostedCall(G, N, 1, K, V, qk_grad=qk_grad), sum(work[:number]), work[0])
         assert_declared(declared, tiled_attention, q, k, v, parts[:number], scale=2.0)
 
 
@@ -144,10 +144,10 @@ def test_closed_form_of_a_window_s_work(width, causal):
     """The closed form equals what the tables say, if N is a multiple of the tile and longer than the window."""
     window = Window(width)
     for last in (False, True):
-        formula = window.work(sym.N, is_causal=causal, last=last)
+        formula = window.computed_pairs(sym.N, is_causal=causal, last=last)
         for N in (320, 384, 640):
-            numbers = window.work(N, is_causal=causal, last=last)
-            assert [tuple(sp.sympify(x).subs(sym.N, N) for x in w) for w in formula] == [tuple(w) for w in numbers]
+            numbers = window.computed_pairs(N, is_causal=causal, last=last)
+            assert sp.sympify(formula).subs(sym.N, N) == numbers
 
 
 @pytest.mark.parametrize("name", ["one key", "near"])

@@ -10,7 +10,7 @@ from counted import CALLS, assert_declared, assert_formula
 from extent import WHOLE
 
 from ortho import MECHANISMS
-from ortho.attention.positions.position_delta import BiasVectors
+from ortho.attention.position_bias.position_delta import BiasVectors
 from ortho.attention.recurrence import CHUNK
 from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.cost import big_o as sym

@@ -16,7 +16,7 @@ import torch
 from ortho._typing import Bool, Int, Tensor
 from ortho.attention.selected.call import Call
 from ortho.attention.selected.selection import joined, tile_count, tiles_by_label
-from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask
 
 
 def group_mask(
@@ -63,8 +63,8 @@ def chunks_of(
     )
 
 
-def group_tiling(chunks: Chunks, call: Call) -> Tiling:
-    """The tiling of the kept pairs, for `attend_joined`."""
+def group_tiling(chunks: Chunks, call: Call) -> BlockMask:
+    """The block mask of the kept pairs, for `attend_joined`."""
     N, M, first = call.q.shape[1], call.k.shape[1], call.first
     S, width = chunks.keys.shape[1:]
     tiles = tiles_by_label(chunks.own, S, _tile(width, N))
@@ -79,15 +79,15 @@ def group_tiling(chunks: Chunks, call: Call) -> Tiling:
         at, of = first + i.clamp(min=0) % N, j.clamp(min=0) % M
         return of <= at if call.is_causal else torch.ones_like(i + j, dtype=torch.bool)
 
-    return Tiling(TokenBlocks(queries), TokenBlocks(keys), table, allowed)
+    return BlockMask(queries, keys, table, allowed)
 
 
-def group_work(N: int, M: int, *, count: int, width: int) -> list[Work]:
-    """The work per sequence of the tiling of N queries and M keys, in groups with labels below `count`."""
+def group_work(N: int, M: int, *, count: int, width: int) -> int:
+    """The pairs computed for one sequence of N queries and M keys, in groups with labels below `count`."""
     width = min(width, M)
     size = _tile(width, N)
     T = tile_count(N, tile_count(M, count, width), size)
-    return [Work(T, 2 * T, size, width)]
+    return 2 * T * size * width
 
 
 def _tile(width: int, N: int) -> int:

@@ -29,7 +29,7 @@ from ortho.attention.selected.selection import (
     positions_of,
     selection_cost,
 )
-from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive, gather_rows
+from ortho.attention.sparse.block_mask import ABSENT, TILE, BlockMask, consecutive, gather_rows
 
 COUNT = 64
 
@@ -75,7 +75,7 @@ def importance_attention(
     call = call._replace(visible=None)  # hidden keys have importance -inf
     if call.is_causal:
         held = _held(call, numbers, count)
-        tilings, last = _causal_tilings(call, held), held.last
+        tilings, last = _causal_block_masks(call, held), held.last
     else:
         last = best_positions(numbers, count)
         tilings = [_same_keys(call, last)]
@@ -148,8 +148,8 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     return _Held(tile, torch.stack(before), until[:, :M], held)
 
 
-def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
-    """Tilings of the tile's own keys, and of the keys kept before each tile, one by one."""
+def _causal_block_masks(call: Call, held: _Held) -> list[BlockMask]:
+    """Block masks of the tile's own keys, and of the keys kept before each tile, one by one."""
     (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
     T = len(held.before)
 
@@ -159,31 +159,31 @@ def _causal_tilings(call: Call, held: _Held) -> list[Tiling]:
 
     queries, number = _queries(call, held.tile)
     own = (number + first).masked_fill(number < 0, ABSENT).expand(G, -1, -1)
-    keys = TokenBlocks(joined(own, M).transpose(0, 1).flatten(0, 1))
-    tilings = [Tiling(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
+    keys = joined(own, M).transpose(0, 1).flatten(0, 1)
+    block_masks = [BlockMask(queries, keys, torch.arange(T * G, device=until.device)[:, None], kept)]
     # At most this many keys: an empty key, the last one, takes the place of a hidden one.
     most = (first + held.tile * torch.arange(T, device=until.device)).clamp(max=held.last.shape[1])
     if not int(most[-1]):
-        return tilings
+        return block_masks
     table = joined(held.before.transpose(0, 1), M).transpose(0, 1)  # (T, G, count)
     there = torch.arange(table.shape[-1], device=until.device) < most[:, None, None]
     table = torch.where(there & (table < 0), G * M, table).flatten(0, 1)
     each = torch.arange(G * M + 1, device=until.device)[:, None]
-    return [*tilings, Tiling(queries, TokenBlocks(each.masked_fill(each == G * M, ABSENT)), table, kept)]
+    return [*block_masks, BlockMask(queries, each.masked_fill(each == G * M, ABSENT), table, kept)]
 
 
-def _same_keys(call: Call, selected: Int[Tensor, "G count"]) -> Tiling:
-    """The tiling with the same keys for all queries of a sequence."""
+def _same_keys(call: Call, selected: Int[Tensor, "G count"]) -> BlockMask:
+    """The block mask with the same keys for all queries of a sequence."""
     queries, number = _queries(call, min(TILE, call.q.shape[1]))
     own = torch.arange(len(selected), device=selected.device).repeat(len(number))[:, None]
-    return Tiling(queries, TokenBlocks(joined(selected, call.k.shape[1])), own)
+    return BlockMask(queries, joined(selected, call.k.shape[1]), own)
 
 
-def _queries(call: Call, tile: int) -> tuple[TokenBlocks, Int[Tensor, "T tile"]]:
+def _queries(call: Call, tile: int) -> tuple[Tensor, Int[Tensor, "T tile"]]:
     """The queries in tiles (the first of each sequence, then the second of each, and so on), and their numbers."""
     G, N = call.q.shape[:2]
-    number = consecutive(0, N, tile, call.q.device).positions
-    return TokenBlocks(joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1)), number
+    number = consecutive(0, N, tile, call.q.device)
+    return joined(number.expand(G, -1, -1), N).transpose(0, 1).flatten(0, 1), number
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost
@@ -195,11 +195,10 @@ def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", c
     kept, tile = min(count, N), min(TILE, N)
     sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
     T = len(sizes)
-    work, last = [Work(T, T, tile, kept)], [Work(1, 1, 1, kept)]
+    work, last = T * tile * kept, kept
     if causal:
         before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
-        work = [Work(T, T, tile, tile), *([Work(T - 1, before, tile, 1)] if before else [])]
-        last = [Work(1, 1, 1, 1), *([Work(1, min(count, N - 1), 1, 1)] if N > 1 else [])]
+        work, last = (T * tile + before) * tile, 1 + min(count, N - 1)
     held = kept if form == "fast" else N
     return Selecting(0, 0, work, last, keys=held, numbers=held)
 

@@ -38,8 +38,8 @@ from ortho.attention.selected.selection import (
     selection_cost,
 )
 from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
-from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
@@ -195,12 +195,12 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
         return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
 
     queries, keys = (_copies(of) for of in (of_queries, of_keys))
-    tiling = Tiling(queries, keys, _numbers(queries.positions[:, :1]), allowed if call.is_causal else None)
+    tiles = BlockMask(queries, keys, _numbers(queries[:, :1]), allowed if call.is_causal else None)
     own, theirs, values = (
         x.reshape(-1, x.shape[-1]).index_select(0, index)[None]
         for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
     )
-    o = tiled_attention(own, theirs, values, [tiling], scale=call.scale)[0]
+    o = tiled_attention(own, theirs, values, [tiles], scale=call.scale)[0]
     # A query sees a key of its cluster if it sees the first one.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)
@@ -209,9 +209,9 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
     return o.new_zeros(G * N, o.shape[-1]).index_add(0, rows, o * share[:, None]).unflatten(0, (G, N))
 
 
-def _copies(members: Int[Tensor, "G clusters w"]) -> TokenBlocks:
+def _copies(members: Int[Tensor, "G clusters w"]) -> Tensor:
     """The copied tokens, with one block per cluster."""
-    return TokenBlocks(_numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1))
+    return _numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1)
 
 
 def _numbers(x: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def routing_cost(
         attending = materialised_cost(call)
     else:
         w = min(width, N)
-        work, last = ([Work(clusters, clusters, n, w)] for n in (w, 1))
+        work, last = (clusters * n * w for n in (w, 1))
         attending = tiled_cost(call._replace(N=clusters * w), work, last)
     a_token = 2 * K * clusters
     return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(

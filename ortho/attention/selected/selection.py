@@ -18,8 +18,8 @@ from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.scores import masked_softmax
 from ortho.attention.selected.call import Call
 from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
-from ortho.attention.sparse.tiling import ABSENT, Tiling, Work
 
 # ------------------------------------------------------------------------------------------- attending to what is kept
 
@@ -30,17 +30,17 @@ def attend_to_mask(call: Call, kept: Bool[Tensor, "G N M"]) -> Float[Tensor, "G 
     return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
 
 
-def attend_to_tilings(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """Softmax attention over the pairs of the tilings; each sequence has its own."""
+def attend_to_block_masks(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
+    """Softmax attention over the pairs of the block masks; each sequence has its own."""
     mask = None if call.visible is None else call.visible[:, None]
-    return tiled_attention(call.q, call.k, call.v, tilings, scale=call.scale, start=call.first, attn_mask=mask)
+    return tiled_attention(call.q, call.k, call.v, block_masks, scale=call.scale, start=call.first, attn_mask=mask)
 
 
-def attend_joined(call: Call, tilings: Sequence[Tiling]) -> Float[Tensor, "G N V"]:
-    """`attend_to_tilings` with all sequences as one: query i of sequence g is at g N + i, key j at g M + j. So a
+def attend_joined(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
+    """`attend_to_block_masks` with all sequences as one: query i of sequence g is at g N + i, key j at g M + j. So a
     tiling's rule can look up numbers that belong to single tokens."""
     q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
-    return tiled_attention(q, k, v, tilings, scale=call.scale).reshape(*call.q.shape[:2], -1)
+    return tiled_attention(q, k, v, block_masks, scale=call.scale).reshape(*call.q.shape[:2], -1)
 
 
 def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
@@ -162,8 +162,8 @@ class Selecting(NamedTuple):
 
     choosing: Size  # FLOPs
     last_choosing: Size  # FLOPs for the last query alone
-    work: Sequence[Work]
-    last_work: Sequence[Work]
+    work: Size  # pairs computed by the fast form
+    last_work: Size
     keys: Size  # of the state
     numbers: Size = 0  # of the state besides keys and values, in float32 at least
     integers: Size = 0
@@ -172,7 +172,7 @@ class Selecting(NamedTuple):
 def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
     """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
 
-    The reference form computes all pairs, the fast one only the work of the tilings.
+    The reference form computes all pairs, the fast one only those of the block masks.
     """
 
     @wraps(selecting)

@@ -13,13 +13,13 @@ from ortho.attention.mechanism import Mechanism
 from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.attention.selected.selection import (
     Selecting,
+    attend_to_block_masks,
     attend_to_mask,
-    attend_to_tilings,
     best_positions,
     mask_of,
     selection_cost,
 )
-from ortho.attention.sparse.tiling import Tiling, Work, consecutive
+from ortho.attention.sparse.block_mask import BlockMask, consecutive
 
 COUNT = 64
 
@@ -56,7 +56,7 @@ def top_k_attention(call: Call, *, count: int = COUNT) -> Float[Tensor, "G N V"]
     """
     N, M = call.q.shape[1], call.k.shape[1]
     queries, each = consecutive(call.first, call.first + N, 1, call.q.device), consecutive(0, M, 1, call.q.device)
-    return attend_to_tilings(call._replace(visible=None), [Tiling(queries, each, _selected(call, count))])
+    return attend_to_block_masks(call._replace(visible=None), [BlockMask(queries, each, _selected(call, count))])
 
 
 @selection_cost
@@ -66,8 +66,8 @@ def top_k_cost(N: Size, K: Size, *, count: Size = COUNT, form: str = "fast", cau
     return Selecting(
         choosing=2 * N * N * K,
         last_choosing=2 * N * K,
-        work=[Work(N, N * kept, 1, 1)],
-        last_work=[Work(1, kept, 1, 1)],
+        work=N * kept,
+        last_work=kept,
         keys=N,
     )
 

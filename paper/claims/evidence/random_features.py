@@ -224,9 +224,9 @@ def _kept() -> sympy.Expr:
     def count(n: int, width: int, heads: int, features: int) -> int:
         q, k, v = (torch.zeros(1, heads, n, width // heads, requires_grad=True) for _ in range(3))
         attend = partial(linear_attention, feature_map=PositiveFeatures(count=features))
-        return of(attend, q, k, v).saved_bytes // 4
+        return of(attend, q, k, v).saved_bytes
 
-    return memory.fitted(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H)
+    return memory.fitted(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H) / 4
 
 
 @evidence("S2.2.2c", chapter=CHAPTER)

@@ -20,7 +20,7 @@ from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference
-from ortho.attention.sparse.strided import Columns
+from ortho.attention.sparse.strided import Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost import orders
 from ortho.cost.big_o import N, d
@@ -173,7 +173,7 @@ NEAREST, EVERY = "(l + 1)*N - l*(l + 1)/2", "N^2/(2*l) + N/2"
 STRIDE = 16
 # Among the patterns that the records time: the one made of blocks, and those that read keys one by one.
 BELOW = 0.99  # the largest ratio, to two digits, that shows a saving
-BLOCKS, OTHERS = "block-sparse", ("dilated", "strided", "fixed")
+BLOCKS, OTHERS = "block-sparse", ("dilated", "local-strided", "fixed")
 # What the source's picture may mean by a token's link to its hub.
 PICTURES = ("tokens read their hub", "hubs read their tokens")
 EXHAUSTED = 40  # tokens up to which every length and every stride is tried
@@ -225,7 +225,7 @@ def strided() -> Finding:
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
     # The second head exactly as the formula has it, which gives no order of i and j.
-    later = {n: int(Columns(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
+    later = {n: int(Strided(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
     parts = {
         f"pairs with $j \\le i$, $N = {TOKENS}$, $l = {STRIDE}$": counted(
             {name: closed(form, N=TOKENS, l=STRIDE) for name, form in forms.items()},
@@ -366,7 +366,7 @@ LOCAL = "drifting"  # the input of chapter 16 in which tokens near in position a
 @evidence("S4.1a", chapter=CHAPTER)
 def printed_rule() -> Finding:
     """Local and dilated attention together, and what is left if distances above k, and the multiples of k, go."""
-    patterns = LocalDilated(FAR), NeitherFarNorMultiple(FAR), Columns(FAR)
+    patterns = LocalDilated(FAR), NeitherFarNorMultiple(FAR), Strided(FAR)
     meant, printed, multiples = (pattern.mask(TOKENS) for pattern in patterns)
     parts = {
         "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, settings=IN_N),

@@ -15,7 +15,7 @@ from ortho import _checks
 from ortho._checks import no_autocast, upcast
 from ortho._weights import split_heads
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.positions.rotary import angles, turn
+from ortho.attention.position_bias.rotary import angles, apply_rotary
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.window import Window
 from ortho.layers.multihead import MultiheadAttention
@@ -123,7 +123,7 @@ class _Turned(nn.Module):
             table = angles(0, x.shape[1], q.shape[-1], device=x.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)
-            q, k = (turn(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
+            q, k = (apply_rotary(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
         return q, k
 
 

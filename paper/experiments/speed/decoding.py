@@ -30,7 +30,7 @@ from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_
 from paper.experiments.speed.attention_analysis import exponent
 
 FAMILIES = {
-    "softmax": ("softmax", "positions"),
+    "softmax": ("softmax", "position_bias"),
     "recurrent": ("linear", "recurrent"),
     "patterns": ("sparse",),
     "dynamic": ("selected",),

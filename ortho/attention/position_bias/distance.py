@@ -6,58 +6,34 @@ depths could be one more channel of a fused kernel. But at a depth of 4096 that 
 float32, and none in half precision. So depths are float64 here, and are subtracted from each other first.
 """
 
-from math import sqrt
-
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
 from ortho.attention.mechanism import CostedCall, closed_form
-from ortho.attention.scores import blocked_pairs, masked_softmax
-from ortho.attention.softmax.tiling import TILE, Span, tile_pairs, tiled_attention
+from ortho.attention.position_bias.tiles import TILE, Span, attend_in_tiles, tile_pairs
+from ortho.attention.scores import masked_softmax
 
 
 def distance_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    q_depth: Float[Tensor, "... N"],
-    k_depth: Float[Tensor, "... M"],
-    *,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
+    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"]
 ) -> Float[Tensor, "*batch N V"]:
     """Softmax attention with N x M scores minus distances of depths, materialised. A fully blocked row gives 0."""
-    scores = q @ k.mT * _factor(q, scale) - _distance(q_depth, k_depth, is_causal).to(q.dtype)
-    blocked = blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
-    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v
+    scores = call.q @ call.k.mT * call.factor - _distance(q_depth, k_depth, call.is_causal).to(call.q.dtype)
+    return masked_softmax(scores, call.blocked, empty_rows=call.attn_mask is not None) @ call.v
 
 
 def distance_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    q_depth: Float[Tensor, "... N"],
-    k_depth: Float[Tensor, "... M"],
-    *,
-    is_causal: bool,
-    attn_mask: Tensor | None,
-    scale: float | None,
-    tile: int = TILE,
+    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], tile: int = TILE
 ) -> Float[Tensor, "*batch N V"]:
     """`distance_attention_reference` a tile of queries at a time, in memory linear in N."""
+    q = call.q * call.factor
 
-    def scores(s: Span, q: Tensor, k: Tensor, q_depth: Tensor, k_depth: Tensor) -> Tensor:
-        distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], is_causal)
-        return q[..., s.start : s.stop, :] @ k[..., : s.end, :].mT - distance.to(q.dtype)
+    def scores(s: Span) -> Tensor:
+        distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], call.is_causal)
+        return q[..., s.start : s.stop, :] @ call.k[..., : s.end, :].mT - distance.to(q.dtype)
 
-    operands = (q * _factor(q, scale), k, q_depth, k_depth)
-    return tiled_attention(
-        scores, operands, v, queries=q.shape[-2], tile=tile, is_causal=is_causal, attn_mask=attn_mask
-    )
-
-
-def _factor(q: Tensor, scale: float | None) -> float:
-    return 1 / sqrt(q.shape[-1]) if scale is None else scale
+    options = {"is_causal": call.is_causal, "attn_mask": call.attn_mask}
+    return attend_in_tiles(scores, call.v, queries=q.shape[-2], tile=tile, **options)
 
 
 def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor, "... N M"]:

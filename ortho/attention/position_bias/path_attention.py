@@ -16,51 +16,29 @@ So four small matrices describe a block: the scores within it, its queries moved
 end, and its whole product, which moves the queries of later blocks across it.
 """
 
-from math import sqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from ortho import _checks
-from ortho._checks import absent_keys, attention_form, gate
+from ortho import checks
 from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Size, State, Tensor
-from ortho.attention.mechanism import (
-    CostedCall,
-    Mechanism,
-    causal_pairs,
-    closed_form,
-)
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.call import Call, attention_function
+from ortho.attention.mechanism import CostedCall, Mechanism, causal_pairs, closed_form
+from ortho.attention.position_bias.tiles import Span, attend_in_tiles, tile_pairs
 from ortho.attention.recurrence import chunks, equal_chunks
 from ortho.attention.scores import blocked_pairs, masked_softmax, unit
-from ortho.attention.softmax.tiling import Span, tile_pairs, tiled_attention
 from ortho.gates import Gate, ReflectingWriteStrength
 
 # On a CPU with heads of width 64, blocks of 128 were fastest from N = 2048 on, and blocks of 64 at N = 512.
 BLOCK = 128
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, *, directions: Tensor | None = None, beta: Tensor | None = None, **rest: Any
-) -> None:
-    check_reflections(k, k.shape[-1], directions, beta, rest["is_causal"])
-
-
-@attention_form(moves_keys=True, check=_check)
+@attention_function(keeps="changed keys")
 def path_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    directions: Float[Tensor, "*batch N K"] | None = None,
-    beta: Float[Tensor, "*batch N"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+    call: Call, *, directions: Float[Tensor, "*batch N K"] | None = None, beta: Float[Tensor, "*batch N"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
     r"""Softmax attention with keys that every later token reflects, computed token by token in $O(N^2 K)$.
 
     Arguments are as in `softmax_attention_reference`, except `is_causal`, which must be True. `directions` are divided
@@ -68,39 +46,31 @@ def path_attention_reference(
     query may attend to: a mask must be one row for all queries. The state is (keys after the last reflection, in
     float32 at least; values).
 
-    Raises TypeError or ValueError, naming the argument, for operands that do not fit together or leave their range.
+    Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
+    `beta` out of its range.
     """
-    past = k.new_zeros(*k.shape[:-2], 0, k.shape[-1]) if initial_state is None else initial_state[0]
-    r = reflections(directions, beta, k, k.shape[-1], attn_mask, past.shape[-2])
-    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
-    o, keys = reflected_attention_reference(q, k, v, r, past, attn_mask)
-    return o, (keys,)
+    r, past = reflections(call, directions, beta, call.k.shape[-1]), _past_keys(call)
+    return reflected_attention_reference(call, call.q * call.factor, call.k, r, past)
 
 
-@attention_form(moves_keys=True, check=_check)
+@attention_function(keeps="changed keys")
 def path_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch M V"],
+    call: Call,
     *,
     directions: Float[Tensor, "*batch N K"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
     block: int = BLOCK,
-) -> Any:
-    """`path_attention_reference` in blocks of at most `block` tokens, in memory linear in N. Not differentiable twice.
+) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
+    """`path_attention_reference` in blocks of at most `block` tokens, in memory linear in N.
 
     Queries are moved from block to block by the product of a block's reflections, as in section 3.3 of the paper.
     """
-    past = k.new_zeros(*k.shape[:-2], 0, k.shape[-1]) if initial_state is None else initial_state[0]
-    r = reflections(directions, beta, k, k.shape[-1], attn_mask, past.shape[-2])
-    q = q * (1 / sqrt(q.shape[-1]) if scale is None else scale)
-    o, keys = reflected_attention(q, k, v, r, past, attn_mask, block=block, return_keys=return_state)
-    return o, (keys,)
+    r, past = reflections(call, directions, beta, call.k.shape[-1]), _past_keys(call)
+    return reflected_attention(call, call.q * call.factor, call.k, r, past, block=block)
+
+
+def _past_keys(call: Call) -> Float[Tensor, "*batch P K"]:
+    return call.state[0] if call.state else call.k[..., :0, :]
 
 
 class Reflections(NamedTuple):
@@ -110,33 +80,25 @@ class Reflections(NamedTuple):
     b: Float[Tensor, "*batch M"]
 
 
-def check_reflections(k: Tensor, width: int, directions: Tensor | None, beta: Tensor | None, is_causal: bool) -> None:
-    """Raise TypeError or ValueError for a call that is not causal; for gates of other shapes than (..., M, width) and
-    (..., M), where k is (..., M, K); for a `beta` without `directions`; and, on the CPU, for directions whose squared
-    lengths are beyond the dtype's range or a `beta` outside [0, 2]."""
-    if not is_causal:
-        raise ValueError("is_causal: expected True, since tokens reflect the keys before them, got False")
-    gate("directions", directions, k, (*k.shape[:-1], width))
-    gate("beta", beta, k, k.shape[:-1])
-    if directions is not None:
-        most = (torch.finfo(torch.promote_types(k.dtype, torch.float32)).max / width) ** 0.5
-        _checks.within("directions", "numbers", directions, -most, most)
-    elif beta is not None:
-        raise ValueError(f"beta: expected None without directions, got {_checks.describe(beta)}")
-    if beta is not None:
-        _checks.within("beta", "strengths of reflections", beta, 0.0, 2.0)
+def reflections(call: Call, directions: Tensor | None, beta: Tensor | None, width: int) -> Reflections:
+    """The reflections of the new tokens by vectors of this width. Without `directions`, and for tokens that no query
+    may attend to, nothing is reflected.
 
-
-def reflections(
-    directions: Tensor | None, beta: Tensor | None, k: Tensor, width: int, attn_mask: Tensor | None, past: int
-) -> Reflections:
-    """The reflections given by checked gates, for keys k (..., M, K) after `past` others. Without `directions`, and for
-    tokens that no query may attend to, nothing is reflected."""
-    absent = absent_keys(attn_mask, k, past, is_causal=True)
+    Raises ValueError for a call that is not causal, and for gates that do not fit.
+    """
+    checks.expect(call.is_causal, "is_causal", "True, since tokens reflect the keys before them", False)
+    new = call.v[..., call.past :, :].shape[:-1]
+    checks.gate("directions", directions, (*new, width))
+    checks.gate("beta", beta, new)
+    checks.within("beta", "strengths of reflections", beta, 0.0, 2.0)
+    key_mask = call.key_mask  # raises for a mask of pairs
     if directions is None:
-        return Reflections(k.new_zeros(*k.shape[:-1], width), k.new_zeros(k.shape[:-1]))
-    beta = k.new_ones(k.shape[:-1]) if beta is None else beta
-    return Reflections(unit(directions, "directions"), beta if absent is None else beta.masked_fill(absent, 0))
+        checks.expect(beta is None, "beta", "None without directions", "a tensor")
+        return Reflections(call.q.new_zeros(*new, width), call.q.new_zeros(new))
+    beta = call.q.new_ones(new) if beta is None else beta
+    if key_mask is not None:
+        beta = beta.masked_fill(~key_mask[..., call.past :], 0)
+    return Reflections(unit(directions, "directions"), beta)
 
 
 def reflected_scores(
@@ -156,12 +118,11 @@ def reflected_scores(
 
 
 def reflected_attention_reference(
+    call: Call,
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch M V"],
     r: Reflections,
     past: Float[Tensor, "*batch P K"],
-    attn_mask: Tensor | None,
     content: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
     """(o, all keys after the last reflection) of causal softmax attention with the `reflected_scores`, plus the scores
@@ -169,8 +130,8 @@ def reflected_attention_reference(
     scores, keys = reflected_scores(q, k, r, past)
     if content is not None:
         scores = scores + content[0] @ content[1].mT
-    blocked = blocked_pairs(q.shape[-2], v.shape[-2], True, attn_mask, q.device)
-    return masked_softmax(scores, blocked, empty_rows=attn_mask is not None) @ v, keys
+    blocked = blocked_pairs(q.shape[-2], call.v.shape[-2], True, call.attn_mask, q.device)
+    return masked_softmax(scores, blocked, empty_rows=call.attn_mask is not None) @ call.v, keys
 
 
 class Blocks(NamedTuple):
@@ -201,76 +162,52 @@ def blocks(q: Tensor, k: Tensor, r: Reflections, width: int) -> Blocks:
     )
 
 
-def tile_scores(s: Span, of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch C end"]:
-    """The scores of block `s.number` with all keys up to its end, the `past` keys first."""
-    moved, scores = of.q.unbind(-3)[s.number], [of.scores.unbind(-3)[s.number]]
-    keys, across = of.k.unbind(-3), of.across.unbind(-3)
-    for i in reversed(range(s.number)):
-        scores.append(moved @ keys[i].mT)
-        if i or past.shape[-2]:
-            moved = moved @ across[i]
-    if past.shape[-2]:
-        scores.append(moved @ past.mT)
-    return torch.cat(scores[::-1], -1)
-
-
-def moved_keys(of: Blocks, past: Float[Tensor, "*batch P K"]) -> Float[Tensor, "*batch M K"]:
-    """All keys, moved to the end of the last block."""
-    keys = past
-    for block, across in zip(of.k.unbind(-3), of.across.unbind(-3), strict=True):
-        keys = torch.cat([keys @ across.mT, block], -2)
-    return keys
-
-
 def reflected_attention(
+    call: Call,
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch N K"],
-    v: Float[Tensor, "*batch M V"],
     r: Reflections,
     past: Float[Tensor, "*batch P K"],
-    attn_mask: Tensor | None,
     content: tuple[Tensor, Tensor] | None = None,
     *,
     block: int = BLOCK,
-    return_keys: bool,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
     """`reflected_attention_reference` in blocks of at most `block` tokens, in memory linear in N. Queries move from
-    block to block. The keys are None unless `return_keys`. A single token takes one step of the reference, which always
-    returns the keys."""
-    length, keys = q.shape[-2], v.shape[-2]
+    block to block. The keys are None unless the call returns a state. A single token takes a step of the reference."""
+    length, keys, key_mask = q.shape[-2], call.v.shape[-2], call.key_mask
     if length == 1:
-        return reflected_attention_reference(q, k, v, r, past, attn_mask, content)
-    width, behind = chunks(length, block)
-    q, k, v = (pad(x, (0, 0, 0, behind)) for x in (q, k, v))
-    r = Reflections(pad(r.w, (0, 0, 0, behind)), pad(r.b, (0, behind)))
+        return reflected_attention_reference(call, q, k, r, past, content)
+    width, behind = chunks(length, checks.positive_int("block", block))
+    rows = (0, 0, 0, behind)  # hidden tokens, which fill the last block
+    of = blocks(pad(q, rows), pad(k, rows), Reflections(pad(r.w, rows), pad(r.b, (0, behind))), width)
+    moved_q, moved_k, across = (x.unbind(-3) for x in (of.q, of.k, of.across))
     if content is not None:
-        content = tuple(pad(x, (0, 0, 0, behind)) for x in content)
-    of = blocks(q, k, r, width)
+        content = pad(content[0], rows), pad(content[1], rows)
 
-    def scores(s: Span, *operands: Tensor) -> Tensor:
-        reflected = tile_scores(s, Blocks(*operands[:4]), operands[4])
+    def scores(s: Span) -> Tensor:
+        """The scores of block `s.number` with all keys up to its end, the `past` keys first."""
+        # Not unbound: each gradient would be a view that keeps its tile's whole row of gradients in memory.
+        moved, found = moved_q[s.number], [of.scores[..., s.number, :, :]]
+        for i in reversed(range(s.number)):
+            found.append(moved @ moved_k[i].mT)
+            if i or past.shape[-2]:
+                moved = moved @ across[i]
+        if past.shape[-2]:
+            found.append(moved @ past.mT)
+        reflected = torch.cat(found[::-1], -1)
         if content is None:
             return reflected
-        return reflected + operands[5][..., s.start : s.stop, :] @ operands[6][..., : s.end, :].mT
+        return reflected + content[0][..., s.start : s.stop, :] @ content[1][..., : s.end, :].mT
 
-    o = tiled_attention(
-        scores,
-        (*of, past, *(content or ())),
-        v,
-        queries=length + behind,
-        tile=width,
-        is_causal=True,
-        attn_mask=_padded_mask(attn_mask, keys, behind),
-    )
-    return o[..., :length, :], moved_keys(of, past)[..., :keys, :] if return_keys else None
-
-
-def _padded_mask(attn_mask: Tensor | None, keys: int, behind: int) -> Tensor | None:
-    """The mask of `keys` keys, extended by the `behind` hidden keys and queries that pad the last block."""
-    if attn_mask is None or not behind:
-        return attn_mask
-    attn_mask = attn_mask.expand(torch.broadcast_shapes(attn_mask.shape, (1, keys)))
-    return pad(attn_mask, (0, behind, 0, 0 if attn_mask.shape[-2] == 1 else behind))
+    mask = None if key_mask is None else pad(key_mask, (0, behind))[..., None, :]
+    sizes = {"queries": length + behind, "tile": width, "is_causal": True}
+    o = attend_in_tiles(scores, pad(call.v, rows), attn_mask=mask, **sizes)[..., :length, :]
+    if not call.return_state:
+        return o, None
+    moved = past
+    for one, onwards in zip(moved_k, across, strict=True):
+        moved = torch.cat([moved @ onwards.mT, one], -2)  # all keys so far, at the end of this block
+    return o, moved[..., :keys, :]
 
 
 class Directions(Gate):
@@ -313,9 +250,8 @@ def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
     pairs, upto = G * N * N, G * causal_pairs(N)
     before, grad = upto - G * N, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
     # A key's component along each later w, and that times w; scores; values; the content
-    products = product(2 * before * D) + product(upto * D, 1 + grad)
-    products += product(pairs * V) + product(bias * pairs * K, 2 * reach)
-    return products
+    reflecting = product(2 * before * D) + product(upto * D, 1 + grad)
+    return reflecting + product(pairs * V) + product(bias * pairs * K, 2 * reach)
 
 
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
@@ -345,7 +281,7 @@ def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
 
 MECHANISM = Mechanism(
     name="path",
-    family="positions",
+    family="position_bias",
     source="Yang et al. 2025, arXiv:2505.16381",
     reference=path_attention_reference,
     fast=path_attention,
