@@ -5,10 +5,10 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import MECHANISMS, MultiheadAttention
+from ortho.attention.positional.positional_attention import PATTERNS, positional_attention_reference
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
 
 D, H, N = 12, 4, 5
 # float64 products summed in another order: fewer than 100 terms of size 1, each with error 1e-16, a few layers deep.

@@ -2,7 +2,7 @@
 
 A kind is "learned": softmax attention; "stopped": the same with queries and keys that are constants; "linear": linear
 attention (`ortho.attention.linear.linear_attention`); a pattern such as `Window(64)`: softmax attention over its pairs;
-or a positional pattern, or its name in `ortho.attention.untrained.positional_attention.PATTERNS`, which needs neither
+or a positional pattern, or its name in `ortho.attention.positional.positional_attention.PATTERNS`, which needs neither
 queries nor keys.
 """
 
@@ -18,9 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention import MECHANISMS
+from ortho.attention.positional.positional_attention import PATTERNS, PositionalPattern, positional_attention
 from ortho.attention.softmax.value_gradient import value_gradient_attention
 from ortho.attention.sparse.pattern import Pattern, pattern_attention
-from ortho.attention.untrained.positional_attention import PATTERNS, PositionalPattern, positional_attention
 
 Kind = str | Pattern | PositionalPattern
 

@@ -1,11 +1,19 @@
 """The attention mechanisms: each has a file of its own, and an entry in `MECHANISMS` here."""
 
-from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
+from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
+from ortho.attention.linear import dense_features, efficient, favor
+from ortho.attention.linear import linear_attention as linear
+from ortho.attention.linear.efficient import (
+    causal_efficient_attention,
+    causal_efficient_attention_reference,
+    efficient_attention,
+    efficient_attention_reference,
+)
+from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
-from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
@@ -16,9 +24,8 @@ MECHANISMS: dict[str, Mechanism] = {
     for m in (
         SOFTMAX,
         flash.MECHANISM,
-        *feature_maps.MECHANISMS,
-        efficient.MECHANISM,
-        efficient_causal.MECHANISM,
+        *linear.MECHANISMS,
+        *efficient.MECHANISMS,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,
         *delta.MECHANISMS,
@@ -47,12 +54,44 @@ MECHANISMS: dict[str, Mechanism] = {
     )
 }
 
+# Linear attention with each of the feature maps; `linear_attention` takes any map.
+linear_relu_attention = MECHANISMS["linear-relu"].fast
+linear_exp_attention = MECHANISMS["linear-exp"].fast
+cosformer_attention = MECHANISMS["cosformer"].fast
+taylor_attention = MECHANISMS["taylor"].fast
+cosine_attention = MECHANISMS["cosine"].fast
+powers_attention = MECHANISMS["powers"].fast
+rff_attention = MECHANISMS["rff"].fast
+favor_attention = MECHANISMS["favor"].fast
+favor_plus_plus_attention = MECHANISMS["favor++"].fast
+saderf_attention = MECHANISMS["saderf"].fast
+aderf_attention = MECHANISMS["aderf"].fast
+sderf_attention = MECHANISMS["sderf"].fast
+
 __all__ = [
     "FORMS",
     "MECHANISMS",
     "AttentionFunction",
     "Mechanism",
     "RandomFeatureAttention",
+    "aderf_attention",
+    "causal_efficient_attention",
+    "causal_efficient_attention_reference",
+    "cosformer_attention",
+    "cosine_attention",
+    "efficient_attention",
+    "efficient_attention_reference",
+    "favor_attention",
+    "favor_plus_plus_attention",
+    "linear_attention",
+    "linear_attention_reference",
+    "linear_exp_attention",
+    "linear_relu_attention",
+    "powers_attention",
+    "rff_attention",
+    "saderf_attention",
+    "sderf_attention",
     "softmax_attention",
     "softmax_attention_reference",
+    "taylor_attention",
 ]

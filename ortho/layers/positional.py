@@ -13,8 +13,8 @@ from ortho._checks import checked
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.cache import Cache, StateCache
-from ortho.attention.untrained.patterns import EMPTY
-from ortho.attention.untrained.positional_attention import (
+from ortho.attention.positional.patterns import EMPTY
+from ortho.attention.positional.positional_attention import (
     PositionalPattern,
     named,
     positional_attention,

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from torch import Generator, Tensor, randn
 
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.block_sparse import BigBird
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.fixed import Fixed

@@ -11,7 +11,7 @@ from seeded import draw
 
 from ortho.attention import MECHANISMS, recurrence
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
-from ortho.attention.linear.efficient_causal import causal_efficient_attention, causal_efficient_attention_reference
+from ortho.attention.linear.efficient import causal_efficient_attention, causal_efficient_attention_reference
 from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 

@@ -8,7 +8,7 @@ from extent import some
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_attention_reference
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}

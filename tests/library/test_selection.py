@@ -2,19 +2,19 @@
 
 import pytest
 import torch
+from dynamic_sparse_mechanisms import TOLERANCE, qkv
 from seeded import draw
-from selected_mechanisms import TOLERANCE, qkv
 
-from ortho.attention.selected import call
-from ortho.attention.selected.importance import (
+from ortho.attention.dynamic_sparse import call
+from ortho.attention.dynamic_sparse.importance import (
     importance_attention,
     importance_attention_reference,
     importance_mask,
     sampled_importance,
 )
-from ortho.attention.selected.routing import normalised, routing_attention, routing_mask
-from ortho.attention.selected.selection import best, leaked_pairs, left_out, positions_of
-from ortho.attention.selected.top_k import top_k_attention, top_k_mask
+from ortho.attention.dynamic_sparse.routing import normalised, routing_attention, routing_mask
+from ortho.attention.dynamic_sparse.selection import best, leaked_pairs, left_out, positions_of
+from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_mask
 
 N = 23
 CENTROIDS = draw(5, 4, seed=8)

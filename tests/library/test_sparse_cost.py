@@ -9,13 +9,13 @@ import sympy as sp
 import torch
 from counted import CALLS, assert_declared, assert_formula
 from drawn_tilings import Parity
+from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 from extent import some
 from piecewise import ways
-from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 
+from ortho.attention.dynamic_sparse.routing import routing_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.mechanism import CostedCall
-from ortho.attention.selected.routing import routing_mask
-from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Tiling, TokenBlocks, Work, consecutive

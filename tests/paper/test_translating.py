@@ -10,7 +10,7 @@ from experiment_fakes import go, only, stored_records, within
 from learning_fakes import along_budgets
 from seeded import SIGMAS, generator
 
-from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.attention.positional.positional_attention import SEVEN
 from ortho.layers.positional import PositionalHeads
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.carrying import same

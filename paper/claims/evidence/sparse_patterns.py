@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.selected.importance import importance_mask
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.importance import importance_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference

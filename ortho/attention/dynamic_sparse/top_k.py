@@ -9,9 +9,8 @@ first are taken. Adding or removing a key can change a query's selection, in a c
 import torch
 
 from ortho._typing import Bool, Float, Int, Size, Tensor
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.selected.call import Call, mask_form, selecting_form
-from ortho.attention.selected.selection import (
+from ortho.attention.dynamic_sparse.call import Call, mask_form, selecting_form
+from ortho.attention.dynamic_sparse.selection import (
     Selecting,
     attend_to_mask,
     attend_to_tilings,
@@ -19,6 +18,7 @@ from ortho.attention.selected.selection import (
     mask_of,
     selection_cost,
 )
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.sparse.tiling import Tiling, Work, consecutive
 
 COUNT = 64
@@ -74,7 +74,7 @@ def top_k_cost(N: Size, K: Size, *, count: Size = COUNT, form: str = "fast", cau
 
 MECHANISM = Mechanism(
     name="top-k",
-    family="selected",
+    family="dynamic_sparse",
     source="Gupta et al. 2021, arXiv:2106.06899",
     reference=top_k_attention_reference,
     fast=top_k_attention,

@@ -24,11 +24,11 @@ from torch.nn.functional import pad
 from ortho._checks import carried
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import EluPlusOne
-from ortho.attention.linear.linear_attention import FeatureMap, divisors
+from ortho.attention.dynamic_sparse.call import Call, mask_form, selecting_form
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
+from ortho.attention.linear.linear_attention import divisors
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
 
 WINDOW = 256
@@ -329,7 +329,7 @@ def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 MECHANISM = Mechanism(
     name="sparse-linear",
-    family="selected",
+    family="dynamic_sparse",
     source="after Chen et al. 2021, arXiv:2110.15343",
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,

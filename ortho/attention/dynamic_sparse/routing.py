@@ -8,7 +8,7 @@ $\mu^T x$. There are two ways to make clusters from these products:
   which it sees a key. A query that no cluster took gets zeros. In a causal call the selection leaks: a later token can
   push out an earlier one.
 - nearest: each token is in the cluster of its highest product, and a query sees the latest keys of its cluster
-  (`ortho.attention.selected.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or at all.
+  (`ortho.attention.dynamic_sparse.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or at all.
 
 By default a causal call takes the nearest clusters and any other the balanced ones. In the paper, causal attention has
 keys equal to its queries, so that a token always sees itself; pass q as k for that. Half of the heads there attend to a
@@ -24,11 +24,9 @@ from ortho import _checks
 from ortho._checks import checked, known_tokens, no_autocast, upcast
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.scores import masked_softmax
-from ortho.attention.selected.call import Call, mask_form, selecting_form
-from ortho.attention.selected.groups import chunks_of, group_mask, group_tiling, group_work
-from ortho.attention.selected.selection import (
+from ortho.attention.dynamic_sparse.call import Call, mask_form, selecting_form
+from ortho.attention.dynamic_sparse.groups import chunks_of, group_mask, group_tiling, group_work
+from ortho.attention.dynamic_sparse.selection import (
     Selecting,
     attend_joined,
     attend_to_mask,
@@ -37,6 +35,8 @@ from ortho.attention.selected.selection import (
     joined,
     selection_cost,
 )
+from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.scores import masked_softmax
 from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
@@ -317,7 +317,7 @@ def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fas
 
 MECHANISM = Mechanism(
     name="routing",
-    family="selected",
+    family="dynamic_sparse",
     source="Roy et al. 2020, arXiv:2003.05997",
     reference=routing_attention_reference,
     fast=routing_attention,

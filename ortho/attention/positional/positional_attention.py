@@ -13,8 +13,8 @@ import torch
 from ortho import _checks
 from ortho._checks import carried, checked, key_mask, no_autocast
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
-from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
+from ortho.attention.positional.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
+from ortho.attention.positional.places import NONE, Last, Places, places, word_starts
 
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
 

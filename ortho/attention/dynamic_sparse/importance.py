@@ -17,9 +17,8 @@ from torch.nn.functional import pad
 
 from ortho._checks import checked, no_autocast, upcast
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.selected.call import Call, mask_form, selecting_form
-from ortho.attention.selected.selection import (
+from ortho.attention.dynamic_sparse.call import Call, mask_form, selecting_form
+from ortho.attention.dynamic_sparse.selection import (
     Selecting,
     attend_joined,
     attend_to_mask,
@@ -29,6 +28,7 @@ from ortho.attention.selected.selection import (
     positions_of,
     selection_cost,
 )
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.sparse.tiling import ABSENT, TILE, Tiling, TokenBlocks, Work, consecutive, gather_rows
 
 COUNT = 64
@@ -206,7 +206,7 @@ def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", c
 
 MECHANISM = Mechanism(
     name="importance",
-    family="selected",
+    family="dynamic_sparse",
     source="Efraimidis & Spirakis 2006",
     reference=importance_attention_reference,
     fast=importance_attention,

@@ -8,21 +8,21 @@ from itertools import product
 import pytest
 import test_properties as general
 import torch
+from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv
 from piecewise import ways
 from refusals import refuses
 from seeded import draw
-from selected_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv
 
 from ortho import MECHANISMS
 from ortho.attention import softmax_attention_reference
-from ortho.attention.selected import call, importance
-from ortho.attention.selected.importance import MECHANISM as IMPORTANCE
-from ortho.attention.selected.routing import MECHANISM as ROUTING
-from ortho.attention.selected.routing import draw_centroids, nearest, normalised, update_centroids
-from ortho.attention.selected.sparse_linear import MECHANISM as SPARSE_LINEAR
-from ortho.attention.selected.sparse_linear import sparse_linear_weights
-from ortho.attention.selected.top_k import MECHANISM as TOP_K
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse import call, importance
+from ortho.attention.dynamic_sparse.importance import MECHANISM as IMPORTANCE
+from ortho.attention.dynamic_sparse.routing import MECHANISM as ROUTING
+from ortho.attention.dynamic_sparse.routing import draw_centroids, nearest, normalised, update_centroids
+from ortho.attention.dynamic_sparse.sparse_linear import MECHANISM as SPARSE_LINEAR
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_weights
+from ortho.attention.dynamic_sparse.top_k import MECHANISM as TOP_K
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.pattern import pattern_attention_reference
 from ortho.attention.sparse.window import Window
 from ortho.cost.attention import choosing

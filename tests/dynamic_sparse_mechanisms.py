@@ -6,9 +6,9 @@ from functools import cache, partial
 import torch
 from seeded import draw
 
+from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
+from ortho.attention.dynamic_sparse.routing import draw_centroids
 from ortho.attention.linear.feature_maps import Taylor
-from ortho.attention.selected import importance, routing, sparse_linear, top_k
-from ortho.attention.selected.routing import draw_centroids
 
 ENTRIES = [m.MECHANISM for m in (top_k, importance, routing, sparse_linear)]
 # Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); one pair too many would show at 1e-2.

@@ -14,9 +14,9 @@ import torch
 
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.dynamic_sparse.call import Call
 from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.scores import masked_softmax
-from ortho.attention.selected.call import Call
 from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
 from ortho.attention.sparse.tiling import ABSENT, Tiling, Work

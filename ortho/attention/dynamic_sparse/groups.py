@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from ortho._typing import Bool, Int, Tensor
-from ortho.attention.selected.call import Call
-from ortho.attention.selected.selection import joined, tile_count, tiles_by_label
+from ortho.attention.dynamic_sparse.call import Call
+from ortho.attention.dynamic_sparse.selection import joined, tile_count, tiles_by_label
 from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, Work
 
 
