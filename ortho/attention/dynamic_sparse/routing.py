@@ -8,7 +8,8 @@ $\mu^T x$. There are two ways to make clusters from these products:
   which it sees a key. A query that no cluster took gets zeros. In a causal call the selection leaks: a later token can
   push out an earlier one.
 - nearest: each token is in the cluster of its highest product, and a query sees the latest keys of its cluster
-  (`ortho.attention.dynamic_sparse.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or at all.
+  (`ortho.attention.dynamic_sparse.groups`). Nothing leaks. A query gets zeros if its cluster has no key up to it, or
+  none at all.
 
 By default a causal call takes the nearest clusters and any other the balanced ones. In the paper, causal attention has
 keys equal to its queries, so that a token always sees itself; pass q as k for that. Half of the heads there attend to a

@@ -1,9 +1,9 @@
-r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021, arXiv:1812.01243).
+r"""Efficient Attention: softmax over features for queries, over positions for keys.
 
-$O = \rho_q(Q)\, (\rho_k(K)^T V)$. Row i of the implied weights averages K distributions over positions, one for each
-feature, with the softmax of $q_i$ as weights. Rows sum to 1 without a division. The softmax over positions looks at the
-whole sequence, so the attention is not causal and has no state. `linear-exp` has the same features and normalises rows
-instead.
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (Shen et al. 2021, arXiv:1812.01243). Row i of the implied weights averages K
+distributions over positions, one for each feature, with the softmax of $q_i$ as weights. Rows sum to 1 without a
+division. The softmax over positions looks at the whole sequence, so the attention is not causal and has no state.
+`linear-exp` has the same features and normalises rows instead.
 
 **Causal**, keys are normalised over the positions up to the query's own:
 

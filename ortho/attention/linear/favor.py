@@ -73,8 +73,8 @@ def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 class RandomFeatureMap(FeatureMap):
-    r"""A map to m features on random rows: `features` (rows, K), drawn by `random_features`, or by default the same rows
-    in every call.
+    r"""A map to m features on random rows: `features` (rows, K) of `random_features`, or by default the same rows in
+    every call.
 
     To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. Raises ValueError for an `m` that is no
     multiple of the features of a row, or that is given beside `features`; and, when called, for `features` that are not

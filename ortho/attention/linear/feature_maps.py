@@ -99,7 +99,7 @@ class _EluPlusOneFunction(Function):
         return x.clamp(max=0).exp_().add_(x.clamp(min=0))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, _: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
 

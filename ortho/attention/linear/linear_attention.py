@@ -245,8 +245,11 @@ def _products(call: CostedCall, m: Size, chunk: int) -> Cost:
 
 
 def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) -> Mechanism:
-    """The `Mechanism` of linear attention with the feature map that `make` makes. Its functions and its closed form take
-    the map's options in place of `feature_map`: `favor_attention(q, k, v, m=128)`."""
+    """The `Mechanism` of linear attention with the feature map that `make` makes.
+
+    Its functions and its closed form take the map's options in place of `feature_map`: `favor_attention(q, k, v,
+    m=128)`.
+    """
     feature_map = make()
     functions: list[Any] = [linear_attention_reference, linear_attention, linear_attention_cost]
     reference, fast, cost = (_with_map(name, function, make, feature_map) for function in functions)

@@ -131,8 +131,8 @@ def by_chunks(
 # single tokens: of two neighbouring blocks, the readers of the second meet the keys of the first at the boundary
 # between them. So each factor is a product of decays that all lie between a key and its reader: none exceeds 1,
 # nothing is divided, a decay of 0 costs the decays beside it no precision, and each pair of tokens is part of one
-# matrix product. Such a factor is the exponential of a sum: products of factors near 1, such as (1 - 1e-5)^2, would lose
-# the same digits in every pair of tokens, which adds up over a long sequence.
+# matrix product. Such a factor is the exponential of a sum: a product of factors near 1, such as (1 - 1e-5)^2, would
+# lose the same digits in each pair of tokens, which adds up over a long sequence.
 
 
 class Blocks(NamedTuple):
