@@ -25,7 +25,7 @@ from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
 KINDS = {
-    "rff": maps.fourier_features,
+    "rff": maps.rff_features,
     "positive": maps.positive_features,
 }
 

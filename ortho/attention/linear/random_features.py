@@ -85,7 +85,7 @@ def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K
     return (x @ omega.mT - _half_square(x)).exp() / sqrt(omega.shape[-2])
 
 
-def fourier_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
+def rff_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007, for the softmax kernel).
 
     Their products estimate a positive kernel but may be negative.
