@@ -14,6 +14,7 @@ from ortho.attention.linear.random_feature_attention import RandomFeatureAttenti
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
+from ortho.attention.recurrent.ttt import ttt_attention, ttt_attention_reference
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
@@ -94,4 +95,6 @@ __all__ = [
     "softmax_attention",
     "softmax_attention_reference",
     "taylor_attention",
+    "ttt_attention",
+    "ttt_attention_reference",
 ]
