@@ -29,7 +29,7 @@ def with_sizes(name, entry, cost=None, **sizes):
 
 @cache
 def centroids(width):
-    return draw_centroids(width, count=4, generator=torch.Generator().manual_seed(1))
+    return draw_centroids(width, clusters=4, generator=torch.Generator().manual_seed(1))
 
 
 def few_clusters(function, *args, **kwargs):
@@ -43,9 +43,9 @@ def wrapped(wrapper, entry):
 
 def _small():
     routing_cost = {"clusters": 4, "width": 3}
-    yield with_sizes("top-k, 3", top_k.MECHANISM, count=3)
-    yield with_sizes("top-k, 1", top_k.MECHANISM, count=1)
-    yield with_sizes("importance, 3", importance.MECHANISM, count=3)
+    yield with_sizes("top-k, 3", top_k.MECHANISM, num_keys=3)
+    yield with_sizes("top-k, 1", top_k.MECHANISM, num_keys=1)
+    yield with_sizes("importance, 3", importance.MECHANISM, num_keys=3)
     nearest = with_sizes(
         "routing, nearest", routing.MECHANISM, cost=routing_cost | {"balanced": False}, width=3, balanced=False
     )

@@ -75,7 +75,7 @@ def operands(m, *lead, length, seed=0):
         "bias_keys": normal(2),
         "more_keys": normal(1, K),
         "more_values": normal(1, V),
-        "log_far": normal(),
+        "log_linear_weight": normal(),
     }
     return {"q": normal(K), "k": normal(K), "v": normal(V)} | {name: given[name] for name in m.gates}
 

@@ -1,6 +1,10 @@
 """The attention mechanisms: each has a file of its own, and an entry in `MECHANISMS` here."""
 
 from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
+from ortho.attention.dynamic_sparse.importance import importance_attention, importance_attention_reference
+from ortho.attention.dynamic_sparse.routing import routing_attention, routing_attention_reference
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention, sparse_linear_attention_reference
+from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
 from ortho.attention.linear import dense_features, efficient, favor
 from ortho.attention.linear import linear_attention as linear
 from ortho.attention.linear.efficient import (
@@ -84,17 +88,25 @@ __all__ = [
     "efficient_attention_reference",
     "favor_attention",
     "favor_plus_plus_attention",
+    "importance_attention",
+    "importance_attention_reference",
     "linear_attention",
     "linear_attention_reference",
     "linear_exp_attention",
     "linear_relu_attention",
     "powers_attention",
     "rff_attention",
+    "routing_attention",
+    "routing_attention_reference",
     "saderf_attention",
     "sderf_attention",
     "softmax_attention",
     "softmax_attention_reference",
+    "sparse_linear_attention",
+    "sparse_linear_attention_reference",
     "taylor_attention",
+    "top_k_attention",
+    "top_k_attention_reference",
     "ttt_attention",
     "ttt_attention_reference",
 ]

@@ -76,9 +76,9 @@ def test_choices_are_made_in_float32(is_causal):
     """Scores that bfloat16 cannot tell apart: keys that differ by 2^-10."""
     q = torch.ones(1, 1, 300, 4)
     k = 1 + 2.0**-10 * torch.rand(1, 1, 300, 4, generator=torch.Generator().manual_seed(0))
-    outside = top_k_mask(q, k, count=4, is_causal=is_causal)
+    outside = top_k_mask(q, k, num_keys=4, is_causal=is_causal)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(top_k_mask(q, k, count=4, is_causal=is_causal), outside)
+        assert torch.equal(top_k_mask(q, k, num_keys=4, is_causal=is_causal), outside)
 
 
 LAYOUTS = {

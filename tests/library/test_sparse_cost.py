@@ -26,7 +26,7 @@ from ortho.cost.counting import flops_of
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 TESTED = ALL | {name: pattern_mechanism(name, pattern, "") for name, pattern in PATTERNS.items()}
-GATES = {"log_far": ()}  # numbers a token
+GATES = {"log_linear_weight": ()}  # numbers a token
 
 
 def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):
