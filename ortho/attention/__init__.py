@@ -16,6 +16,7 @@ from ortho.attention.linear.efficient import (
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
+from ortho.attention.positional.positional_attention import positional_attention, positional_attention_reference
 from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
 from ortho.attention.recurrent import delta, delta_product, gla, low_rank, selective_scan, ssd, ttt, vector_gated
 from ortho.attention.recurrent.ttt import ttt_attention, ttt_attention_reference
@@ -94,6 +95,8 @@ __all__ = [
     "linear_attention_reference",
     "linear_exp_attention",
     "linear_relu_attention",
+    "positional_attention",
+    "positional_attention_reference",
     "powers_attention",
     "rff_attention",
     "routing_attention",
