@@ -49,7 +49,7 @@ LOOKS = {
     "taylor": Look(PURPLE, "*"),
     "efficient": Look(BLUE, "s"),
     "efficient-causal": Look(BLUE, "d", ":"),
-    "trigonometric": Look(VERMILION, "^"),
+    "rff": Look(VERMILION, "^"),
     "favor": Look(ORANGE, "v"),
     "favor++": Look(BLUE, "s"),
     "saderf": Look(PURPLE, "p"),

@@ -1,5 +1,6 @@
 """The mechanisms whose fast form takes tokens in pieces, and operands and gates for them."""
 
+from functools import partial
 from inspect import signature
 
 import torch
@@ -11,14 +12,14 @@ from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.recurrent.gla import ChannelDecay
 
 K, V = 4, 3  # widths of keys and values
-SIZES = ("chunk", "tile", "block", "rows", "columns", "batch")  # arguments that say how large a piece is
+SIZES = ("chunk", "tile", "block", "rows", "columns", "mini_batch_size")  # arguments that say how large a piece is
 
 
 def held(fit):
     """The mechanism with parameters fitted to other data: how it maps a token then depends on nothing else."""
     x, y = (draw(40, K, seed=seed) / K**0.25 for seed in (21, 22))
-    name = f"{fit}, held"
-    return kernel_mechanism(name, DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20), "")
+    fitted = partial(DenseExponentialFeatures, fit, FITS[fit].function(x, y), m=20)
+    return kernel_mechanism(f"{fit}, held", fitted, "")
 
 
 def takes(function):
@@ -74,7 +75,7 @@ def operands(m, *lead, length, seed=0):
         "bias_keys": normal(2),
         "more_keys": normal(1, K),
         "more_values": normal(1, V),
-        "log_far": normal(),
+        "log_linear_weight": normal(),
     }
     return {"q": normal(K), "k": normal(K), "v": normal(V)} | {name: given[name] for name in m.gates}
 

@@ -12,10 +12,10 @@ from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
+from ortho.attention.positional.patterns import Gaussian
+from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
 from ortho.attention.recurrence import CHUNK
 from ortho.attention.sparse.pattern import Pattern, pattern_of
-from ortho.attention.untrained.patterns import Gaussian
-from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
 from ortho.projections import kv_heads
 
 # ---------------------------------------------------------------------------------------------------------- by position
@@ -33,7 +33,7 @@ def positional_attention(
     *,
     causal: bool = False,
 ) -> Cost:
-    """Cost of `ortho.attention.untrained.positional_attention` on v (B, H, N, V), one pattern for each head, without
+    """Cost of `ortho.attention.positional.positional_attention` on v (B, H, N, V), one pattern for each head, without
     masks or words; v needs a gradient. Only Gaussian patterns take matrix products, in the fast form.
 
     With symbols, N stands for more than one token, and a Gaussian's rows (a causal call has one more than tokens) fill

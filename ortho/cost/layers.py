@@ -12,12 +12,12 @@ from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import CostedCall
+from ortho.attention.positional.patterns import EMPTY
+from ortho.attention.positional.positional_attention import PositionalPattern, named
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_cost
-from ortho.attention.untrained.patterns import EMPTY
-from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import split

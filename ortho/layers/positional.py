@@ -8,13 +8,12 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import _checks, checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho._weights import new_weight, split_heads
 from ortho.attention.cache import Cache, StateCache
-from ortho.attention.untrained.patterns import EMPTY
-from ortho.attention.untrained.positional_attention import (
+from ortho.attention.positional.patterns import EMPTY
+from ortho.attention.positional.positional_attention import (
     PositionalPattern,
     named,
     positional_attention,
@@ -43,7 +42,6 @@ class PositionalHeads(nn.Module):
     by num_heads, and for a number of patterns other than num_heads.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -60,15 +58,15 @@ class PositionalHeads(nn.Module):
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
-        if len(self.patterns) != num_heads:
-            raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
-        self.form, self.empty = form, _checks.one_of("empty", empty, EMPTY)
+        checks.expect(
+            len(self.patterns) == num_heads, "patterns", f"one for each of {num_heads} heads", len(self.patterns)
+        )
+        self.form, self.empty = form, checks.one_of("empty", empty, EMPTY)
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
         self.weight_v = new_weight(width, d_model, **kind)
         self.weight_o = new_weight(d_model, width, **kind)
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -93,7 +91,7 @@ class PositionalHeads(nn.Module):
         attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
-            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
+            checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
@@ -102,7 +100,6 @@ class PositionalHeads(nn.Module):
         o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
-    @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer; it holds the sums that the patterns need."""
         return StateCache(self, self._called, capacity)
@@ -131,17 +128,14 @@ def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
     return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
 
 
-@checked
 def sinusoidal_positions(
     n: int, d: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n d"]:
     r"""Positions (n, d) to be added to tokens: $\sin(p / 10000^{2i/d})$ in channel 2i and the cosine of the same in
     channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.
 
-    Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
-    for a negative start, and for a dtype that is not floating-point.
+    Computed in float64. With an odd d the last sine has no cosine.
     """
-    _checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))

@@ -19,8 +19,8 @@ import torch
 
 from ortho._checks import all_checked, expect, positive_int
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import Exp
-from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
+from ortho.attention.linear.feature_maps import Exp, FeatureMap
+from ortho.attention.linear.linear_attention import kernel_weights
 
 # --------------------------------------------------------------------------------------------------------------- mercer
 

@@ -25,7 +25,7 @@ from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
 KINDS = {
-    "trigonometric": maps.trigonometric_features,
+    "rff": maps.rff_features,
     "positive": maps.positive_features,
 }
 
@@ -232,7 +232,7 @@ def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
 
 def _signed(kind: str, square: float) -> float:
     _check(square)
-    return -square if one_of("kind", kind, KINDS) == "trigonometric" else square
+    return -square if one_of("kind", kind, KINDS) == "rff" else square
 
 
 def _check(square: float) -> None:

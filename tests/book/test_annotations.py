@@ -5,8 +5,8 @@ import jaxtyping
 import pytest
 import torch
 
+from ortho.attention.dynamic_sparse.routing import _products, normalised
 from ortho.attention.recurrence import chunks
-from ortho.attention.selected.routing import _products, normalised
 
 VECTOR = torch.ones(2)  # where a sequence of vectors is expected
 

@@ -33,7 +33,7 @@ def test_the_nearest_name(asked, known, meant):
 
 def test_each_alias_leads_to_a_known_name_and_is_none_itself():
     named = {*MECHANISMS, *PROJECTIONS, *DRAWS, *FEATURE_DRAWS, "fast", "reference", "sinusoidal", "mqar", "recall"}
-    named |= {"positive", "trigonometric"}
+    named |= {"positive", "rff"}
     assert {name for names in ALIASES.values() for name in names} <= named
     assert not any(one in ALIASES[one] for one in ALIASES)
 

@@ -131,7 +131,7 @@ def test_masks_beside_a_state(name):
 
 BY_PLACE = {"cosformer", "alibi", "sparse-linear"}  # for these a hidden token still counts as a place
 KEPT = [name for name in PIECEWISE if name not in BY_PLACE and not name.startswith("ttt")]
-OF_QUERIES = {"q", "bias_queries", "log_far"}
+OF_QUERIES = {"q", "bias_queries", "log_linear_weight"}
 
 
 @EVERY

@@ -1,14 +1,13 @@
 """Costs of attention by position: declared costs equal counted ones, exactly; their orders of growth."""
 
-
 import pytest
 import sympy as sp
 import torch
 from counted import assert_declared, assert_formula
 from extent import WHOLE
 
-from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
-from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
+from ortho.attention.positional.patterns import Gaussian, Recent, Shift
+from ortho.attention.positional.positional_attention import PATTERNS, SEVEN, positional_attention
 from ortho.cost.attention import positional_attention as declared_of
 from ortho.cost.big_o import N, constants, d, order
 from ortho.cost.counting import flops_of

@@ -9,13 +9,13 @@ import sympy as sp
 import torch
 from counted import CALLS, assert_declared, assert_formula
 from drawn_tilings import Parity
+from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 from extent import some
 from piecewise import ways
-from selected_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 
+from ortho.attention.dynamic_sparse.routing import routing_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.mechanism import CostedCall
-from ortho.attention.selected.routing import routing_mask
-from ortho.attention.selected.top_k import top_k_mask
 from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, consecutive
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
@@ -26,7 +26,7 @@ from ortho.cost.counting import flops_of
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 TESTED = ALL | {name: pattern_mechanism(name, type(pattern), "", **vars(pattern)) for name, pattern in PATTERNS.items()}
-GATES = {"log_far": ()}  # numbers a token
+GATES = {"log_linear_weight": ()}  # numbers a token
 
 
 def operands(m, B, N, H, K, V, dtype=torch.float32, seed=0):

@@ -153,7 +153,7 @@ def test_a_causal_call_stores_nothing_of_a_state_per_token(arm):
     """The largest tensor holds the features of all tokens (N m numbers) or a state for each chunk (N m V / C); a state
     for each token would take N m V. The memory that is held at once grows like N."""
     H, K, peaks = 2, 32, []
-    m = MECHANISMS[arm.split()[0]].fast.keywords["feature_map"].width(K)
+    m = MECHANISMS[arm.split()[0]].fast.feature_map.width(K)
     for N in (512, 1024):
         memory = _memory(arms.function(arm, CHUNK), N, H, K)
         assert memory.largest <= 4 * H * N * max(m, m * K // CHUNK, CHUNK, K)

@@ -388,7 +388,7 @@ DOUBLED = giving(lambda o: 2 * o)  # outputs of weights that sum to 2
 EXCHANGED = giving(lambda flops: type(flops)(*reversed(flops)))  # each order costs what the other does
 FIRST_TWICE = giving(lambda heads: (heads[0], heads[0]))  # both heads see what is near
 UNIFORM = {
-    "ortho.attention.untrained.positional_attention.positional_attention": giving(
+    "ortho.attention.positional.positional_attention.positional_attention": giving(
         lambda weights: torch.full_like(weights, 1 / weights.shape[-1])
     )
 }
@@ -486,7 +486,7 @@ TURNS = {
     "S1.2.2b": Turn(REFUTED, {f"{EVIDENCE}.linear_attention.FEATURES": constantly(64)}),
     "S1.2.2c": Turn(REFUTED, mechanism("linear", quadratic)),
     "S1.2.3a": Turn(REFUTED, ONE_KEY_MORE),
-    "S1.2.3b": Turn(REFUTED, {"ortho.attention.selected.routing.routing_mask": constantly(the_latest)}),
+    "S1.2.3b": Turn(REFUTED, {"ortho.attention.dynamic_sparse.routing.routing_mask": constantly(the_latest)}),
     "S1.2.4a": Turn(REFUTED, ONE_KEY_MORE),
     "S1.3.1a": Turn(REFUTED, layers(lambda cost, _, N, d, frozen: replace(cost, decode=N * cost.decode))),
     "S1.3.1b": Turn(REFUTED, {"ortho.attention.cache.new_cache": constantly(Forgetful)}),
@@ -632,13 +632,14 @@ TURNS = {
     "S4.3a": Turn(REFUTED, records(timed(0.01, "linear recurrent"), "attention-speed")),
     "S4.3b": Turn(REFUTED, records(reached("loss_nats", 0.5, "window", "linear + embeddings"), "bytes")),
     "S4.4a": Turn(  # the keys with the least scores are chosen
-        REFUTED, {"ortho.attention.selected.top_k.top_k_mask": lambda choose: lambda q, k, **o: choose(-q, k, **o)}
+        REFUTED,
+        {"ortho.attention.dynamic_sparse.top_k.top_k_mask": lambda choose: lambda q, k, **o: choose(-q, k, **o)},
     ),
     "S4.4b": Turn(REFUTED, records(errors(("linear",), 4), "images")),
     "S4.4c": Turn(  # one more operation for each pair of tokens
         REFUTED,
         {
-            "ortho.attention.selected.sparse_linear.sparse_linear_cost": costing(
+            "ortho.attention.dynamic_sparse.sparse_linear.sparse_linear_cost": costing(
                 forward=lambda cost, B, N, *_: cost.forward + N**2
             )
         },

@@ -11,7 +11,7 @@ from learning_fakes import along_budgets
 from seeded import SIGMAS, generator
 
 from ortho import cost
-from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.attention.positional.positional_attention import SEVEN
 from ortho.layers.positional import PositionalHeads
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.carrying import same

@@ -17,8 +17,8 @@ from torch import Tensor
 import paper
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.efficient import efficient_attention
-from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
-from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights, linear_attention_reference
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention_reference
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d, m
 from ortho.theory import associativity, kernels

@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.attention.untrained.positional_attention import SEVEN, positional_attention
+from ortho.attention.positional.positional_attention import SEVEN, positional_attention
 from ortho.cost import Cost, layer
 from ortho.cost.big_o import H, N, d, m
 from ortho.cost.layers import hybrid

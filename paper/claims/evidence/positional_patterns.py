@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from ortho.attention.untrained.positional_attention import SEVEN, positional_attention
+from ortho.attention.positional.positional_attention import SEVEN, positional_attention
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 from paper import experiments
 from paper.claims.ledger import evidence

@@ -222,8 +222,8 @@ def _kept() -> sympy.Expr:
     """Numbers that a call with H heads and m features keeps for the backward pass, with its output."""
 
     def count(n: int, width: int, heads: int, features: int) -> int:
-        q, k, v = (torch.zeros(1, heads, n, width // heads, requires_grad=True) for _ in range(3))
-        attend = partial(linear_attention, feature_map=PositiveFeatures(count=features))
+        q, k, v = (x.requires_grad_() for x in torch.zeros(3, 1, heads, n, width // heads).unbind())
+        attend = partial(linear_attention, feature_map=PositiveFeatures(m=features))
         return of(attend, q, k, v).saved_bytes
 
     return memory.fitted(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H) / 4
@@ -351,7 +351,7 @@ FITTED_TOKENS, FITTED_DRAWS = 128, 5
 
 def trigonometric_over_positive(score: float) -> float:
     """ln(variance of trigonometric features / of positive ones), equally many of each, for x^T y = `score`."""
-    trigonometric = 2 * (moment("trigonometric", 2 * LENGTH - 2 * score) - 1)  # two features a row
+    trigonometric = 2 * (moment("rff", 2 * LENGTH - 2 * score) - 1)  # two features a row
     return log(trigonometric / (moment("positive", 2 * LENGTH + 2 * score) - 1))
 
 
@@ -374,7 +374,7 @@ def variances() -> Finding:
     settings = [(K, spread) for K in (16, 64) for spread in SPREADS]
     off = {
         kind: {f"({K}, {spread:g})": round(rows_off(kind, K, spread)) for K, spread in settings}
-        for kind in ("trigonometric", "positive")
+        for kind in ("rff", "positive")
     }
     gains = {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
     sharp = {
@@ -392,9 +392,7 @@ def variances() -> Finding:
         "TrigRF, ln of its variance over FAVOR+'s": region(
             (0, inf), {f"$x^\\top y = {score:g}$": round(trigonometric_over_positive(score), 2) for score in SCORES}
         ),
-        "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region(
-            (1, 100), off["trigonometric"], unit=" %"
-        ),
+        "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region((1, 100), off["rff"], unit=" %"),
         "FAVOR+, such rows": region((0, 0), off["positive"], unit=" %"),
         "FAVOR+, ln of its variance over FAVOR++'s": region(
             (0, inf), {"least of the settings below": min(gains.values())}

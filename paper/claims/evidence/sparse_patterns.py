@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.selected.importance import importance_mask
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.importance import importance_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference
@@ -357,8 +357,8 @@ PATTERNS: dict[str, Pattern] = {"window of 64": Window(64), "local and dilated, 
 Choice = Callable[[Tensor, Tensor], Tensor]
 # Sparse attention that looks at queries and keys, each with 16 keys a query at most.
 CHOSEN: dict[str, Choice] = {
-    "top-k": partial(top_k_mask, count=16, is_causal=True),
-    "by importance of keys": partial(importance_mask, count=16, is_causal=True),
+    "top-k": partial(top_k_mask, num_keys=16, is_causal=True),
+    "by importance of keys": partial(importance_mask, num_keys=16, is_causal=True),
 }
 LOCAL = "drifting"  # the input of chapter 16 in which tokens near in position are alike
 

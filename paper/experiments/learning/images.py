@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho._checks import one_of
-from ortho.attention.untrained.patterns import Shift
+from ortho.attention.positional.patterns import Shift
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ortho._checks import one_of, positive_int
-from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.attention.positional.positional_attention import SEVEN
 from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads

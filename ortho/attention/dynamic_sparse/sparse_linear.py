@@ -21,125 +21,135 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from ortho._checks import carried
+from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import EluPlusOne
-from ortho.attention.linear.linear_attention import FeatureMap, divisors
+from ortho.attention.call import Call, attention_function
+from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
+from ortho.attention.kernel import uncompiled
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
+from ortho.attention.linear.linear_attention import divisors
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.selected.call import Call, mask_form, selecting_form
 from ortho.gates import Gate
 
 WINDOW = 256
 FEATURES = EluPlusOne()
 
 
-def _weights(call: Call, window: int, log_far: Tensor | None, feature_map: FeatureMap) -> Float[Tensor, "G N M"]:
+def _weights(
+    call: Call, window: int, log_linear_weight: Tensor | None, feature_map: FeatureMap
+) -> Float[Tensor, "*batch N M"]:
     """The weights by the formula, except that those of a row are taken relative to a common factor, which cancels."""
-    b = _log_far(call, log_far, feature_map)
-    distance = (call.places[:, None] - torch.arange(call.k.shape[1], device=call.k.device)).abs()
-    reach, near = call.reachable(), distance < window
-    f = feature_map(call.q, call.k, scale=call.given_scale)
-    scores = (call.q @ call.k.mT * call.scale).masked_fill(~(near & reach), -torch.inf)
+    b = _log_linear_weight(call, log_linear_weight, feature_map)
+    distance = (positions(call)[:, None] - torch.arange(call.k.shape[-2], device=call.k.device)).abs()
+    reach, near = reachable(call), distance < checks.positive_int("window", window)
+    f = feature_map(call.q, call.k, scale=call.scale)
+    scores = (call.q @ call.k.mT * call.factor).masked_fill(~(near & reach), -torch.inf)
     far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
     peak, factor = _relative(scores, b, far.detach().sum(-1, keepdim=True))
     weights = (scores - peak).exp() + factor * far
     return weights / divisors(weights.sum(-1, keepdim=True))
 
 
-@mask_form()
+@mask_function
 def sparse_linear_weights(
     call: Call,
     *,
     window: int = WINDOW,
-    log_far: Float[Tensor, "*batch N"] | None = None,
+    log_linear_weight: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-) -> Float[Tensor, "G N M"]:
+) -> Float[Tensor, "*batch N M"]:
     """The weights of all pairs; rows sum to 1, or to 0 where nothing is visible. In a causal call the last query is at
     the last key's position."""
-    return _weights(call, window, log_far, feature_map)
+    return _weights(call, window, log_linear_weight, feature_map)
 
 
-@selecting_form()
+@uncompiled
+@attention_function()
 def sparse_linear_attention_reference(
     call: Call,
     *,
     window: int = WINDOW,
-    log_far: Float[Tensor, "*batch N"] | None = None,
+    log_linear_weight: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
-) -> Float[Tensor, "G N V"]:
+) -> Float[Tensor, "*batch N V"]:
     r"""The N x M weights of `sparse_linear_weights`, materialised, times v.
 
     The query's own key and the `window` - 1 keys on either side are near, in a causal call only those before it.
-    `log_far` is b. The `feature_map` must map one token at a time to features that are not negative, and must not scale
-    keys or use positions: `EluPlusOne`, `Relu`, `Taylor`. The state is (keys, values).
+    `log_linear_weight` is b. The `feature_map` must map one token at a time to features that are not negative, and must
+    not scale keys or use positions: `EluPlusOne`, `Relu`, `Taylor`. The state is (keys, values).
 
     Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
     feature maps cannot apply.
     """
-    return _weights(call, window, log_far, feature_map) @ call.v
+    return _weights(call, window, log_linear_weight, feature_map) @ call.v
 
 
-@selecting_form("S", "z", trims=True)
+@uncompiled
+@attention_function(keeps="fewer keys", beside=("S", "z"))
 def sparse_linear_attention(
     call: Call,
     *,
     window: int = WINDOW,
-    log_far: Float[Tensor, "*batch N"] | None = None,
+    log_linear_weight: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
     chunk: int = CHUNK,
-) -> tuple[Float[Tensor, "G N V"], tuple[Tensor, ...]]:
+) -> tuple[Float[Tensor, "*batch N V"], tuple[Tensor, ...]]:
     """`sparse_linear_attention_reference` in time and memory linear in N, in float32 at least.
 
     A chunk of queries reads chunks of keys that may be near by their weights, and all others by their sums. The state
     is (the last `window` - 1 keys, their values, S (..., m, V) and z (..., m) of the keys before). A mask together with
     a state, given or asked for, raises ValueError.
     """
-    if call.visible is not None and (call.past or call.return_state):
+    if call.attn_mask is not None and (call.state or call.return_state):
         raise ValueError("attn_mask: expected None beside a state, in which keys are summed and cannot be masked")
-    b = _log_far(call, log_far, feature_map)
-    f = feature_map(call.q, call.k, scale=call.given_scale)
-    features = f.k if call.visible is None else f.k * call.visible[..., None]
-    sums = _far_sums(call, features.shape[-1])
-    near = _Near(call.q * call.scale, f.q, call.k, features, call.v)
+    checks.positive_int("window", window)
+    b, lead = _log_linear_weight(call, log_linear_weight, feature_map), call.q.shape[:-2]
+    b = b if log_linear_weight is None else b.reshape(-1, *b.shape[-2:])
+    sums, call = _linear_sums(call, feature_map.width(call.k.shape[-1])), flat(call)
+    f = feature_map(call.q, call.k, scale=call.scale)
+    features = f.k if call.key_mask is None else f.k * call.key_mask[..., None]
+    near = _Near(call.q * call.factor, f.q, call.k, features, call.v)
     o = (_lone if call.q.shape[1] == 1 else _chunked)(near, call, b, window, sums, chunk)
+    o = o.reshape(*lead, *o.shape[-2:])
     if not call.return_state:
         return o, ()
     gone = max(0, call.k.shape[1] - window + 1)
     S = sums.S + features[:, :gone].mT @ call.v[:, :gone]
     z = (sums.z + features[:, :gone].sum(1)[..., None])[..., 0]
-    return o, (call.k[:, gone:], call.v[:, gone:], S, z)
+    parts = call.k[:, gone:], call.v[:, gone:], S, z
+    return o, tuple(part.reshape(*lead, *part.shape[1:]) for part in parts)
 
 
-def _log_far(call: Call, log_far: Tensor | None, feature_map: FeatureMap) -> Tensor:
-    """b as (G, N, 1) or (1, 1, 1); ValueError for a map that cannot be used."""
+def _log_linear_weight(call: Call, log_linear_weight: Tensor | None, feature_map: FeatureMap) -> Tensor:
+    """b as (..., N, 1) or (1, 1, 1); ValueError for a map that cannot be used."""
     usable = feature_map.weights != "signed" and feature_map.causal
     if not usable or feature_map.scales_keys or feature_map.positional:
         raise ValueError(
             "feature_map: expected one of single tokens whose features are not negative, without positions or scaled "
             f"keys, got {feature_map!r}"
         )
-    N, K = call.q.shape[1:]
-    if log_far is None:
-        return call.q.new_full((1, 1, 1), -log(feature_map.width(K)))
-    return call.flat("log_far", log_far, rows=N)[..., None]
+    if log_linear_weight is None:
+        return call.q.new_full((1, 1, 1), -log(feature_map.width(call.q.shape[-1])))
+    checks.gate("log_linear_weight", log_linear_weight, call.q.shape[:-1], "queries")
+    return log_linear_weight.to(call.q.dtype)[..., None]
 
 
-def _relative(scores: Tensor, log_far: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
+def _relative(scores: Tensor, b: Tensor, far: Tensor) -> tuple[Tensor, Tensor]:
     r"""(peak, factor) of each row. The peak (..., 1), the greater of the near and the far part, is subtracted from near
     exponents. The factor of far weights is $e^b$ relative to the peak, 0 where nothing is far; `far` is their sum.
 
     The peak cancels, and is a constant to autograd.
     """
     far, limits = far.detach(), torch.finfo(far.dtype)
-    log_far = log_far.masked_fill(far == 0, -torch.inf)
-    level = log_far.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients go through the factor
+    b = b.masked_fill(far == 0, -torch.inf)
+    level = b.detach() + far.log().clamp(min=log(limits.tiny / limits.eps))  # gradients go through the factor
     peak = torch.maximum(scores.detach().amax(-1, keepdim=True), level).clamp(min=limits.min)
-    return peak, (log_far - peak).exp()
+    return peak, (b - peak).exp()
 
 
-class _FarSums(NamedTuple):
+class _LinearSums(NamedTuple):
     """The sums over far keys."""
 
     S: Float[Tensor, "G m V"]
@@ -156,14 +166,12 @@ class _Near(NamedTuple):
     v: Float[Tensor, "G M V"]
 
 
-def _far_sums(call: Call, m: int) -> _FarSums:
+def _linear_sums(call: Call, m: int) -> _LinearSums:
     """The sums of the state; zeros without one."""
-    G, V = len(call.q), call.v.shape[-1]
-    if not call.past:
-        return _FarSums(call.v.new_zeros(G, m, V), call.v.new_zeros(G, m, 1))
-    S = carried("S", call.past[0], (*call.leading, m, V), call.v.dtype)
-    z = carried("z", call.past[1], (*call.leading, m), call.v.dtype)
-    return _FarSums(S.reshape(G, m, V), z.reshape(G, m, 1))
+    lead, V = call.k.shape[:-2], call.v.shape[-1]
+    S, z = call.state or (call.v.new_zeros(*lead, m, V), call.v.new_zeros(*lead, m))
+    S, z = checks.carried("S", S, (*lead, m, V), call.v), checks.carried("z", z, (*lead, m), call.v)
+    return _LinearSums(S.reshape(-1, m, V), z.reshape(-1, m, 1))
 
 
 class Band:
@@ -194,29 +202,29 @@ class Band:
         return (distance if self.is_causal else distance.abs()) >= self.window
 
 
-def _lone(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, _: int) -> Float[Tensor, "G 1 V"]:
+def _lone(x: _Near, call: Call, b: Tensor, window: int, earlier: _LinearSums, _: int) -> Float[Tensor, "G 1 V"]:
     """The output of a single query, from the keys in its window and from the sums of the others."""
-    low = max(0, call.first - window + 1)
-    high = x.k.shape[1] if call.is_causal else min(x.k.shape[1], call.first + window)
+    low = max(0, first_position(call) - window + 1)
+    high = x.k.shape[1] if call.is_causal else min(x.k.shape[1], first_position(call) + window)
     S, z = earlier
     for outside in (slice(0, low), slice(high, None)):
         if len(range(x.k.shape[1])[outside]):
             S, z = S + x.k_features[:, outside].mT @ x.v[:, outside], z + x.k_features[:, outside].sum(1)[..., None]
     scores = x.q @ x.k[:, low:high].mT
-    if call.visible is not None:
-        scores = scores.masked_fill(~call.visible[:, None, low:high], -torch.inf)
+    if call.key_mask is not None:
+        scores = scores.masked_fill(~call.key_mask[:, None, low:high], -torch.inf)
     far = x.q_features @ z
-    peak, factor = _relative(scores, log_far, far)
+    peak, factor = _relative(scores, b, far)
     weights = (scores - peak).exp()
     total = weights.sum(-1, keepdim=True) + factor * far
     return (weights @ x.v[:, low:high] + factor * (x.q_features @ S)) / divisors(total)
 
 
-def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSums, C: int) -> Float[Tensor, "G N V"]:
+def _chunked(x: _Near, call: Call, b: Tensor, window: int, earlier: _LinearSums, C: int) -> Float[Tensor, "G N V"]:
     N, M, device = x.q.shape[1], x.k.shape[1], x.q.device
-    shift = -call.first % C  # rows added before the first key, so that queries start at a chunk
+    shift = -first_position(call) % C  # rows added before the first key, so that queries start at a chunk
     T, S = -(-N // C), -(-(M + shift) // C)
-    first = (call.first + shift) // C  # chunk of the first query
+    first = (first_position(call) + shift) // C  # chunk of the first query
     band = Band(window, C, call.is_causal, max(first + T, S))
 
     def chunked(rows: Tensor, before: int, number: int) -> Tensor:
@@ -231,8 +239,8 @@ def _chunked(x: _Near, call: Call, log_far: Tensor, window: int, earlier: _FarSu
 
     q, q_features = (chunked(rows, 0, T) for rows in (x.q, x.q_features))
     k, k_features, v = (chunked(rows, shift, S) for rows in (x.k, x.k_features, x.v))
-    b = log_far[..., None] if log_far.shape[1] == 1 else chunked(log_far, 0, T)  # (G, T, C, 1) or (1, 1, 1, 1)
-    there = torch.ones(1, M, dtype=torch.bool, device=device) if call.visible is None else call.visible
+    b = b[..., None] if b.shape[1] == 1 else chunked(b, 0, T)  # (G, T, C, 1) or (1, 1, 1, 1)
+    there = torch.ones(1, M, dtype=torch.bool, device=device) if call.key_mask is None else call.key_mask
     there = beside(chunked(there[..., None], shift, S), band.offsets).mT  # (1 or G, T, 1, X)
     scores = q @ beside(k, band.offsets).mT  # (G, T, C, X)
     scores = scores.masked_fill(~(band.near(device) & there), -torch.inf)
@@ -266,7 +274,7 @@ def _outside(
 # ----------------------------------------------------------------------------------------------------- gate and cost
 
 
-class FarWeight(Gate):
+class LinearWeight(Gate):
     """x W^T + b, the logarithm of a far key's weight: x (B, N, d) -> (B, H, N); b starts at -log(d/H)."""
 
     trained = 1
@@ -283,7 +291,7 @@ class FarWeight(Gate):
 def sparse_linear_cost(
     call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
 ) -> Cost:
-    """Closed form of one self-attention call with `log_far`, in either form; sizes must be numbers, not symbols."""
+    """Closed form of one self-attention call with `log_linear_weight`, in either form; sizes must be numbers."""
     (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
     form, m, reach = call.form, feature_map.width(K), call.reach
     mapped = feature_map.cost(G, N, N, K, m)
@@ -329,12 +337,12 @@ def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
 
 MECHANISM = Mechanism(
     name="sparse-linear",
-    family="selected",
+    family="dynamic_sparse",
     source="after Chen et al. 2021, arXiv:2110.15343",
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,
     positional=True,
     cost=sparse_linear_cost,
-    gates={"log_far": FarWeight},
-    query_gates=frozenset({"log_far"}),
+    gates={"log_linear_weight": LinearWeight},
+    query_gates=frozenset({"log_linear_weight"}),
 )

@@ -6,9 +6,9 @@ from functools import cache, partial
 import torch
 from seeded import draw
 
+from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
+from ortho.attention.dynamic_sparse.routing import draw_centroids
 from ortho.attention.linear.feature_maps import Taylor
-from ortho.attention.selected import importance, routing, sparse_linear, top_k
-from ortho.attention.selected.routing import draw_centroids
 
 ENTRIES = [m.MECHANISM for m in (top_k, importance, routing, sparse_linear)]
 # Sums of at most 1e3 rounded products, the largest about 10 (error 2e-13); one pair too many would show at 1e-2.
@@ -29,7 +29,7 @@ def with_sizes(name, entry, cost=None, **sizes):
 
 @cache
 def centroids(width):
-    return draw_centroids(width, count=4, generator=torch.Generator().manual_seed(1))
+    return draw_centroids(width, clusters=4, generator=torch.Generator().manual_seed(1))
 
 
 def few_clusters(function, *args, **kwargs):
@@ -43,9 +43,9 @@ def wrapped(wrapper, entry):
 
 def _small():
     routing_cost = {"clusters": 4, "width": 3}
-    yield with_sizes("top-k, 3", top_k.MECHANISM, count=3)
-    yield with_sizes("top-k, 1", top_k.MECHANISM, count=1)
-    yield with_sizes("importance, 3", importance.MECHANISM, count=3)
+    yield with_sizes("top-k, 3", top_k.MECHANISM, num_keys=3)
+    yield with_sizes("top-k, 1", top_k.MECHANISM, num_keys=1)
+    yield with_sizes("importance, 3", importance.MECHANISM, num_keys=3)
     nearest = with_sizes(
         "routing, nearest", routing.MECHANISM, cost=routing_cost | {"balanced": False}, width=3, balanced=False
     )

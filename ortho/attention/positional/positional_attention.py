@@ -10,16 +10,15 @@ from itertools import product
 
 import torch
 
-from ortho import _checks
-from ortho._checks import carried, checked, key_mask, no_autocast
+from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.untrained.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
-from ortho.attention.untrained.places import NONE, Last, Places, places, word_starts
+from ortho.attention.call import no_autocast
+from ortho.attention.positional.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
+from ortho.attention.positional.places import NONE, Last, Places, places, word_starts
 
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
 
 
-@checked(shapes=False)
 def positional_attention_reference(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
@@ -45,8 +44,8 @@ def positional_attention_reference(
 
     A causal call can be cut anywhere, even within a word. The state here is (values, positions, word): all values so
     far (..., H, M, V), their positions (..., h, M), h = 1 or H, and the number of the last word (..., h). Raises
-    TypeError or ValueError, naming the argument, for arguments that do not fit together; for a state in a call that is
-    not causal; and for a mask with an `initial_state`, whose keys the fast form has already summed.
+    TypeError or ValueError, naming the argument, for arguments that do not fit together, and for a state in a call that
+    is not causal. The mask is one of the new tokens.
     """
     there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
     patterns = named(patterns)
@@ -54,13 +53,13 @@ def positional_attention_reference(
     h = 1 if there is None else there.shape[-2]
     values, position, word = v, v.new_full((*lead, h, 0), NONE).long(), v.new_full((*lead, h), NONE).long()
     if initial_state is not None:
-        past, position, word = _checks.state(initial_state, "values", "positions", "word", axes=len(lead) + 1)
-        h = H if word.shape[-1] == H else 1
-        carried("word", word, (*lead, h), torch.int64)
-        carried("positions", position, (*lead, h, position.shape[-1]), torch.int64)
-        carried("values", past, (*lead, H, position.shape[-1], v.shape[-1]), v.dtype)
+        past, position, word = checks.state(initial_state, "values", "positions", "word")
+        earlier = past.shape[-2]
+        checks.carried("values", past, (*lead, H, earlier, v.shape[-1]), v)
+        h = max(h, word.shape[-1])  # heads with masks of their own, now or in an earlier call
+        position, word = position.expand(*lead, h, -1), word.expand(*lead, h)
         values = torch.cat([past, v], -2)
-    there = torch.ones(*lead, h, N, dtype=torch.bool, device=v.device) if there is None else there
+    there = torch.ones(*lead, h, N, dtype=torch.bool, device=v.device) if there is None else there.expand(*lead, h, N)
     if words is not None:
         word_starts(words, there, word)
     position, word = torch.cat([position, position.new_zeros(*lead, h, N)], -1), word.clone()
@@ -105,7 +104,6 @@ def _matrix(
     return (weights[at][:, at] * seen / sharing * there[:, None])[-N:]
 
 
-@checked(shapes=False)
 def positional_attention(
     v: Float[Tensor, "*batch H N V"],
     patterns: Sequence[PositionalPattern | str],
@@ -210,10 +208,11 @@ def _before(v: Tensor, vectors: int, initial_state: State | None) -> tuple[Tenso
     if initial_state is None:
         values, sums = (v.new_zeros(shape, dtype=torch.float64) for shape in shapes)
         return values, sums, None
-    values, sums, where = _checks.state(initial_state, "values", "sums", "places", axes=len(lead) + 2)
-    carried("values", values, shapes[0], torch.float64)
-    carried("sums", sums, shapes[1], torch.float64)
-    carried("places", where, (*lead, H if where.shape[-2] == H else 1, 3), torch.int64)
+    values, sums, where = checks.state(initial_state, "values", "sums", "places")
+    like = v.new_empty(0, dtype=torch.float64)
+    checks.carried("values", values, shapes[0], like)
+    checks.carried("sums", sums, shapes[1], like)
+    checks.carried("places", where, (*lead, H if where.shape[-2] == H else 1, 3), like.long())
     return values, sums, Last(*where.unbind(-1))
 
 
@@ -230,23 +229,22 @@ def _operands(
     """Raise unless the arguments fit together; return which tokens are there, (..., 1 or H, N), None if all are."""
     if v.dim() < 3 or 0 in v.shape:
         raise ValueError(f"v: expected shape (..., H, N, V) without empty axes, got {tuple(v.shape)}")
-    _checks.finite("v", v)
-    if len(named(patterns)) != v.shape[-3]:
-        raise ValueError(f"patterns: expected one for each of {v.shape[-3]} heads, got {len(patterns)}")
-    _checks.one_of("empty", empty, EMPTY)
+    H, N = v.shape[-3:-1]
+    checks.expect(len(named(patterns)) == H, "patterns", f"one for each of {H} heads", len(patterns))
+    checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
-        if asked and not is_causal:
-            raise ValueError(f"{name}: expected none in a call that is not causal, which sees what follows, got one")
-    if words is not None and words.shape != (*v.shape[:-3], v.shape[-2]):
-        raise ValueError(f"words: expected shape {(*v.shape[:-3], v.shape[-2])}, got {tuple(words.shape)}")
+        wanted = "none in a call that is not causal, which sees what follows"
+        checks.expect(is_causal or not asked, name, wanted, "one")
+    if words is not None and words.shape != (*v.shape[:-3], N):
+        raise ValueError(f"words: expected shape {(*v.shape[:-3], N)}, got {tuple(words.shape)}")
     if attn_mask is None:
         return None
-    _checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
-    there = key_mask(attn_mask, v, initial_state)
-    assert there is not None
+    checks.mask(attn_mask, (*v.shape[:-1], N))
+    checks.mask_of_keys(attn_mask, N)
+    there = attn_mask.expand(*v.shape[:-2], 1, N)[..., 0, :]
     return there if attn_mask.dim() > 2 and attn_mask.shape[-3] > 1 else there[..., :1, :]
 
 
 def named(patterns: Sequence[PositionalPattern | str]) -> tuple[PositionalPattern, ...]:
     """The patterns, with names replaced by those of `PATTERNS`. Raises ValueError for an unknown name."""
-    return tuple(PATTERNS[_checks.one_of("patterns", p, PATTERNS)] if isinstance(p, str) else p for p in patterns)
+    return tuple(PATTERNS[checks.one_of("patterns", p, PATTERNS)] if isinstance(p, str) else p for p in patterns)

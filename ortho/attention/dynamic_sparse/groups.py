@@ -14,23 +14,28 @@ from typing import NamedTuple
 import torch
 
 from ortho._typing import Bool, Int, Tensor
-from ortho.attention.selected.call import Call
-from ortho.attention.selected.selection import joined, tile_count, tiles_by_label
+from ortho.attention.call import Call
+from ortho.attention.dynamic_sparse.selection import first_position, joined, positions, tile_count, tiles_by_label
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask
 
 
 def group_mask(
-    of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, width: int
-) -> Bool[Tensor, "G N M"]:
+    of_queries: Int[Tensor, "*batch N"], of_keys: Int[Tensor, "*batch M"], call: Call, width: int
+) -> Bool[Tensor, "*batch N M"]:
     """The pairs that are kept, by definition. Each token is given by the number of its group, or `ABSENT`."""
-    i, j = call.places[:, None], torch.arange(of_keys.shape[1], device=of_keys.device)
-    of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
-    mates = (of_queries[:, :, None] == of_keys[:, None]) & (of_keys >= 0)[:, None]
-    rank = ((of_keys[:, :, None] == of_keys[:, None]) & (j < j[:, None])).sum(-1)  # of each key in its group
+    i, j = positions(call)[:, None], torch.arange(of_keys.shape[-1], device=of_keys.device)
+    of_keys = _unmasked(of_keys, call)
+    mates = (of_queries[..., :, None] == of_keys[..., None, :]) & (of_keys >= 0)[..., None, :]
+    rank = ((of_keys[..., :, None] == of_keys[..., None, :]) & (j < j[:, None])).sum(-1)  # of each key in its group
     place = (mates & (j <= i)).sum(-1)
-    gap = (place - 1).clamp(min=0)[..., None] // width - rank[:, None] // width
+    gap = (place - 1).clamp(min=0)[..., None] // width - rank[..., None, :] // width
     kept = mates & (gap >= 0) & (gap <= 1)
     return kept & (j <= i) if call.is_causal else kept
+
+
+def _unmasked(of_keys: Int[Tensor, "*batch M"], call: Call) -> Int[Tensor, "*batch M"]:
+    """The groups of the keys, `ABSENT` for masked ones."""
+    return of_keys if call.key_mask is None else of_keys.masked_fill(~call.key_mask, ABSENT)
 
 
 class Chunks(NamedTuple):
@@ -46,12 +51,12 @@ def chunks_of(
     of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, count: int, width: int
 ) -> Chunks:
     """The chunks of groups with labels below `count`."""
-    of_keys = of_keys if call.visible is None else of_keys.masked_fill(~call.visible, ABSENT)
+    of_keys = _unmasked(of_keys, call)
     M = of_keys.shape[1]
     tiles = tiles_by_label(of_keys, count, width)
     # The number of keys in a query's group up to its position, by bisection in all keys, sorted by group and position.
     key = of_keys.masked_fill(of_keys < 0, count) * (M + 1) + torch.arange(M, device=of_keys.device)
-    group, i = of_queries.clamp(min=0), call.places.clamp(max=M - 1)
+    group, i = of_queries.clamp(min=0), positions(call).clamp(max=M - 1)
     place = torch.searchsorted(key.sort(1).values, group * (M + 1) + i, right=True) - tiles.starts.gather(1, group)
     chunk = (place - 1).clamp(min=0) // width
     none = (of_queries < 0) | (tiles.sizes.gather(1, group) == 0)
@@ -65,7 +70,7 @@ def chunks_of(
 
 def group_tiling(chunks: Chunks, call: Call) -> BlockMask:
     """The block mask of the kept pairs, for `attend_joined`."""
-    N, M, first = call.q.shape[1], call.k.shape[1], call.first
+    N, M, first = call.q.shape[1], call.k.shape[1], first_position(call)
     S, width = chunks.keys.shape[1:]
     tiles = tiles_by_label(chunks.own, S, _tile(width, N))
     before = (tiles.labels - 1).masked_fill(~chunks.continues.gather(1, tiles.labels.clamp(min=0)), ABSENT)
@@ -83,7 +88,7 @@ def group_tiling(chunks: Chunks, call: Call) -> BlockMask:
 
 
 def group_work(N: int, M: int, *, count: int, width: int) -> int:
-    """The pairs computed for one sequence of N queries and M keys, in groups with labels below `count`."""
+    """The work per sequence of the block mask of N queries and M keys, in groups with labels below `count`."""
     width = min(width, M)
     size = _tile(width, N)
     T = tile_count(N, tile_count(M, count, width), size)

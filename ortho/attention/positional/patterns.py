@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import embedding, pad
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
 from ortho._typing import Float, Tensor
 from ortho.attention.recurrence import CHUNK
 
@@ -95,8 +94,8 @@ class PositionalPattern(ABC):
         Empty rows are rows of zeros; with `empty="self"` their weight is on the token itself. Raises TypeError or
         ValueError for n below 1 and for any other `empty`.
         """
-        _checks.positive_int("n", n)
-        _checks.one_of("empty", empty, EMPTY)
+        checks.positive_int("n", n)
+        checks.one_of("empty", empty, EMPTY)
         i, j = torch.arange(n)[:, None], torch.arange(n)
         seen = i + 1 if is_causal else torch.full_like(i, n)
         w = (self.weight(i, j, seen) * (j < seen)).double()
@@ -132,12 +131,11 @@ def added(like: Tensor, *terms: Tensor | None) -> Tensor:
     return sum(there[1:], start=there[0]) if there else 0 * like
 
 
-@checked
 @dataclass(frozen=True)
 class Shift(PositionalPattern):
     r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
 
-    The fast form takes as long as one with |offset| more tokens. Raises TypeError for an offset that is not an integer.
+    The fast form takes as long as one with |offset| more tokens.
     """
 
     offset: int
@@ -163,7 +161,6 @@ class Shift(PositionalPattern):
         return (r if self.offset < 0 else after) < abs(self.offset) if self.offset else None
 
 
-@checked
 @dataclass(frozen=True)
 class Context(PositionalPattern):
     r"""All tokens two or more places to the left, by $(j + 1)^3$ for $j \le i - 2$; or, mirrored, to the right."""
@@ -196,7 +193,6 @@ class Context(PositionalPattern):
         return (r if self.left else after) < 2
 
 
-@checked
 @dataclass(frozen=True)
 class Border(PositionalPattern):
     r"""The whole sequence, with weights $(j + 1)^3$ that grow towards its end; or, mirrored, $(n - j)^3$."""
@@ -235,7 +231,6 @@ class Border(PositionalPattern):
         return (cubes((r if self.end else after) + 1) * u).sum(-1, keepdim=True)  # one row for all
 
 
-@checked
 @dataclass(frozen=True)
 class Recent(PositionalPattern):
     """The mean of a token and of the `width` - 1 tokens before it or, with `ahead`, after it.
@@ -245,6 +240,9 @@ class Recent(PositionalPattern):
 
     width: int
     ahead: bool = False
+
+    def __post_init__(self) -> None:
+        checks.positive_int("width", self.width)
 
     def weight(self, i: Any, j: Any, n: Any) -> Any:
         places = j - i if self.ahead else i - j
@@ -294,7 +292,6 @@ REACH = 9
 FURTHEST = 8  # most standard deviations from a token to the centre if rows are divided by their sums
 
 
-@checked
 @dataclass(frozen=True)
 class Gaussian(PositionalPattern):
     r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`
@@ -305,9 +302,8 @@ class Gaussian(PositionalPattern):
     decoder with -1 and 0.
 
     The fast form leaves out keys more than `REACH` sigma beyond the centre or the token, whichever is further out; up
-    to there it reads zeros where there are no keys. Raises TypeError or ValueError for an offset that is not finite and
-    for sigma not above 0; with `normalise` also for a centre more than `FURTHEST` sigma from the token, since rows near
-    an end would then be divided by almost 0.
+    to there it reads zeros where there are no keys. Raises ValueError for sigma not above 0; with `normalise` also for
+    a centre more than `FURTHEST` sigma from the token, since rows near an end would then be divided by almost 0.
     """
 
     offset: float | int = 0.0
@@ -315,10 +311,9 @@ class Gaussian(PositionalPattern):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        least = abs(self.offset) / FURTHEST if self.normalise else 0
-        if self.sigma <= 0 or self.sigma < least:
-            wanted = f"at least |offset| / {FURTHEST} = {least:.3g}" if least else "a positive number"
-            raise ValueError(f"sigma: expected {wanted}, got {self.sigma}")
+        checks.expect(self.sigma > 0, "sigma", "a positive number", self.sigma)
+        near = not self.normalise or abs(self.offset) <= FURTHEST * self.sigma
+        checks.expect(near, "sigma", f"at least |offset| / {FURTHEST} if rows are normalised", self.sigma)
 
     @property
     def normalised(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho import _checks
+from ortho import checks
 from ortho._typing import Bool, Int, Tensor
 
 NONE = -1  # the number of the position, and of the word, before the first
@@ -187,9 +187,9 @@ def word_starts(
     Raises ValueError, on the CPU, if the numbers of tokens that are there are below 0 or fall.
     """
     numbers = torch.where(there, words.long()[..., None, :], NONE)
-    _checks.within("words", "numbers of words", numbers.masked_fill(~there, 0), 0, inf)
+    checks.within("words", "numbers of words", numbers.masked_fill(~there, 0), 0, inf)
     known = torch.full_like(numbers[..., 0], NONE) if before is None else before
     highest = torch.cat([known[..., None], numbers], -1).cummax(-1).values
     steps = (numbers - highest[..., :-1]).masked_fill(~there, 0)
-    _checks.within("words", "steps from a number to the next", steps, 0, inf)
+    checks.within("words", "steps from a number to the next", steps, 0, inf)
     return steps > 0, highest[..., -1]

@@ -1,9 +1,9 @@
 r"""Attention to the most important keys, the same for all queries: the largest by norm, or a sample weighted by norm.
 
-A key's importance is one number, made of that key alone. In a causal call a query attends to the `count` most
-important keys up to its own. A key that has been pushed out never comes back, so only `count` keys have to be carried
-on. Selecting costs comparisons and no products; a key that only one query needs is not found. Among keys of equal
-importance the first are kept.
+A key's importance is one number, made of that key alone. In a causal call a query attends to the `num_keys` most
+important keys up to its own. A key that has been pushed out never comes back, so only `num_keys` keys have to be
+carried on. Selecting costs comparisons and no products; a key that only one query needs is not found. Among keys of
+equal importance the first are kept.
 
 `sampled_importance` selects a random sample without replacement, in which a key is drawn in proportion to its norm. In
 a causal call it is such a sample at every length (Efraimidis & Spirakis 2006, Inf. Proc. Lett. 97, 181-185; here with
@@ -15,86 +15,95 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from ortho._checks import checked, no_autocast, upcast
+from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho.attention.mechanism import Mechanism
-from ortho.attention.selected.call import Call, mask_form, selecting_form
-from ortho.attention.selected.selection import (
+from ortho.attention.call import Call, attention_function, no_autocast, upcast
+from ortho.attention.dynamic_sparse.selection import (
     Selecting,
     attend_joined,
     attend_to_mask,
     best,
     best_positions,
+    continued,
+    first_position,
+    flat,
     joined,
+    mask_function,
+    new_keys,
     positions_of,
+    reachable,
     selection_cost,
 )
+from ortho.attention.kernel import uncompiled
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.sparse.block_mask import ABSENT, TILE, BlockMask, consecutive, gather_rows
 
-COUNT = 64
+NUM_KEYS = 64
 
 
-def _selected(call: Call, numbers: Float[Tensor, "G M"], count: int) -> Bool[Tensor, "G N M"]:
+def _selected(call: Call, numbers: Float[Tensor, "*batch M"], num_keys: int) -> Bool[Tensor, "*batch N M"]:
     """The most important keys: of all, or in a causal call of those up to each query."""
+    checks.positive_int("num_keys", num_keys)
     if not call.is_causal:
-        return best(numbers, count)[:, None].expand(-1, call.q.shape[1], -1)
-    return best(numbers[:, None].masked_fill(~call.reachable(), -torch.inf), count)
+        return best(numbers, num_keys)[..., None, :].expand(*call.q.shape[:-1], -1)
+    return best(numbers[..., None, :].masked_fill(~reachable(call), -torch.inf), num_keys)
 
 
-@mask_form()
+@mask_function
 def importance_mask(
-    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
-) -> Bool[Tensor, "G N M"]:
+    call: Call, *, num_keys: int = NUM_KEYS, importance: Float[Tensor, "*batch M"] | None = None
+) -> Bool[Tensor, "*batch N M"]:
     """The pairs that are kept. In a causal call the last query is at the last key's position."""
-    return _selected(call, _importance(call, importance), count)
+    return _selected(call, _importance(call, importance), num_keys)
 
 
-@selecting_form("importance")
+@uncompiled
+@attention_function(beside=("importance",))
 def importance_attention_reference(
-    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
-) -> tuple[Float[Tensor, "G N V"], State]:
-    """Softmax attention under `importance_mask`. All keys are kept if there are no more than `count`.
+    call: Call, *, num_keys: int = NUM_KEYS, importance: Float[Tensor, "*batch M"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
+    """Softmax attention under `importance_mask`. All keys are kept if there are no more than `num_keys`.
 
     `importance`, by default the squared lengths of the keys, gets no gradient. The state is (keys, values, importance).
 
     Raises ValueError for a mask that is not the same for all queries, or that comes with an `initial_state`.
     """
     numbers = _importance(call, importance)
-    return attend_to_mask(call, _selected(call, numbers, count)), (numbers,)
+    return attend_to_mask(call, _selected(call, numbers, num_keys)), (numbers,)
 
 
-@selecting_form("importance", trims=True)
+@uncompiled
+@attention_function(keeps="fewer keys", beside=("importance",))
 def importance_attention(
-    call: Call, *, count: int = COUNT, importance: Float[Tensor, "*batch M"] | None = None
-) -> tuple[Float[Tensor, "G N V"], State]:
+    call: Call, *, num_keys: int = NUM_KEYS, importance: Float[Tensor, "*batch M"] | None = None
+) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`importance_attention_reference` in time and memory linear in N, in float32 at least; not differentiable twice.
 
-    The state holds the keys that later queries may attend to, at most `count`.
+    The state holds the keys that later queries may attend to, at most `num_keys`.
     """
-    numbers, count = _importance(call, importance), min(count, call.k.shape[1])
-    call = call._replace(visible=None)  # hidden keys have importance -inf
-    if call.is_causal:
-        held = _held(call, numbers, count)
-        tilings, last = _causal_block_masks(call, held), held.last
+    numbers = _importance(call, importance).reshape(-1, call.k.shape[-2])
+    count, x = min(checks.positive_int("num_keys", num_keys), call.k.shape[-2]), flat(call)
+    if x.is_causal:
+        held = _held(x, numbers, count)
+        block_masks, last = _causal_block_masks(x, held), held.last
     else:
         last = best_positions(numbers, count)
-        tilings = [_same_keys(call, last)]
-    o = attend_joined(call, tilings)
+        block_masks = [_same_keys(x, last)]
+    o = attend_joined(x, block_masks).view(*call.q.shape[:-1], -1)  # hidden keys have importance -inf
     if not call.return_state:
         return o, ()
     index = last.clamp(min=0)
     numbers = numbers.gather(1, index).masked_fill(last < 0, -torch.inf)
-    return o, (*(gather_rows(x, index) for x in (call.k, call.v)), numbers)
+    parts = (*(gather_rows(each, index) for each in (x.k, x.v)), numbers)
+    return o, tuple(part.view(*call.q.shape[:-2], *part.shape[1:]) for part in parts)
 
 
-@checked
 def key_norms(k: Float[Tensor, "*batch M K"]) -> Float[Tensor, "*batch M"]:
     """The squared length of each key, in float32 at least."""
     with torch.no_grad(), no_autocast(k):
         return upcast(k).square().sum(-1)
 
 
-@checked
 def sampled_importance(
     k: Float[Tensor, "*batch M K"], *, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*batch M"]:
@@ -105,14 +114,16 @@ def sampled_importance(
     return norms.clamp(min=tiny).log() / 2 - (-uniform.clamp(min=tiny).log()).clamp(min=tiny).log()
 
 
-def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "G M"]:
+def _importance(call: Call, importance: Tensor | None) -> Float[Tensor, "*batch M"]:
     """The importance of all keys, by default their squared lengths; -inf for hidden ones."""
-    if call.past and call.visible is not None:
+    k = new_keys(call)
+    if call.state and call.attn_mask is not None:
         raise ValueError("attn_mask: expected None beside an initial_state, of which some keys are no longer there")
-    numbers = key_norms(call.new_k) if importance is None else call.flat("importance", importance.detach())
-    if call.visible is not None:
-        numbers = numbers.masked_fill(~call.visible, -torch.inf)
-    return call.continued("importance", numbers, least=-torch.inf)
+    checks.gate("importance", importance, k.shape[:-1])
+    numbers = key_norms(k) if importance is None else importance.detach().to(k.dtype)
+    if call.key_mask is not None:
+        numbers = numbers.masked_fill(~call.key_mask, -torch.inf)
+    return continued(call, "importance", numbers)
 
 
 # --------------------------------------------------------------------------------------------- the fast form's tiles
@@ -129,19 +140,19 @@ class _Held(NamedTuple):
 
 def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
     (G, M), N = numbers.shape, call.q.shape[1]
-    tile, position = min(TILE, N), torch.arange(M, device=numbers.device)
+    tile, position, first = min(TILE, N), torch.arange(M, device=numbers.device), first_position(call)
     until = numbers.new_zeros(G, M + 1, dtype=torch.long)  # and one entry for absent keys
-    held = best_positions(numbers[:, : call.first], count)
+    held = best_positions(numbers[:, :first], count)
     held = pad(held, (0, count - held.shape[1]), value=ABSENT)
     before = []
     for start in range(0, N, tile):
         before.append(held)
-        own = position[call.first + start : call.first + min(N, start + tile)]
+        own = position[first + start : first + min(N, start + tile)]
         candidates = torch.cat([held, own.expand(G, -1)], 1)
         theirs = numbers.gather(1, candidates.clamp(min=0)).masked_fill(candidates < 0, -torch.inf)
         # what each query keeps, (G, n, count + n)
         kept = best(theirs[:, None].masked_fill(candidates[:, None] > own[:, None], -torch.inf), count)
-        behind = (own[:, None] - call.first + 1) * kept
+        behind = (own[:, None] - first + 1) * kept
         until.scatter_reduce_(1, torch.where(candidates < 0, M, candidates), behind.amax(1), "amax")
         found = positions_of(kept[:, -1], count)
         held = candidates.gather(1, found.clamp(min=0)).masked_fill(found < 0, ABSENT)
@@ -150,7 +161,7 @@ def _held(call: Call, numbers: Float[Tensor, "G M"], count: int) -> _Held:
 
 def _causal_block_masks(call: Call, held: _Held) -> list[BlockMask]:
     """Block masks of the tile's own keys, and of the keys kept before each tile, one by one."""
-    (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], call.first, held.until.flatten()
+    (G, N), M, first, until = call.q.shape[:2], call.k.shape[1], first_position(call), held.until.flatten()
     T = len(held.before)
 
     def kept(i: Tensor, j: Tensor) -> Tensor:
@@ -190,22 +201,22 @@ def _queries(call: Call, tile: int) -> tuple[Tensor, Int[Tensor, "T tile"]]:
 
 
 @selection_cost
-def importance_cost(N: int, K: int, *, count: int = COUNT, form: str = "fast", causal: bool = False) -> Selecting:
+def importance_cost(N: int, K: int, *, num_keys: int = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
     """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
-    kept, tile = min(count, N), min(TILE, N)
+    kept, tile = min(num_keys, N), min(TILE, N)
     sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
     T = len(sizes)
     work, last = T * tile * kept, kept
     if causal:
         before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
-        work, last = (T * tile + before) * tile, 1 + min(count, N - 1)
+        work, last = (T * tile + before) * tile, 1 + min(num_keys, N - 1)
     held = kept if form == "fast" else N
     return Selecting(0, 0, work, last, keys=held, numbers=held)
 
 
 MECHANISM = Mechanism(
     name="importance",
-    family="selected",
+    family="dynamic_sparse",
     source="Efraimidis & Spirakis 2006",
     reference=importance_attention_reference,
     fast=importance_attention,
