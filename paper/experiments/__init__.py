@@ -11,7 +11,7 @@ from paper.experiments.campaign import staged
 from paper.experiments.catalogue import EXPERIMENTS
 from paper.experiments.devices import by_device, judged_device, on_cpu
 from paper.experiments.engine import cli, records
-from paper.experiments.engine.provenance import default_results
+from paper.experiments.engine.provenance import RESULTS
 from paper.experiments.engine.records import Case, NoRecordsError, Record, RecordError
 from paper.experiments.engine.runner import Experiment, Report, measure, run
 from paper.experiments.speed.inference import gains
@@ -45,7 +45,7 @@ def load(experiment: str, results: Path | str | None = None) -> list[Record]:
     if no folder is given and the default one holds no records of any experiment, as away from the source tree.
     """
     cli.find(experiment, EXPERIMENTS)
-    folder = default_results() if results is None else Path(results)
+    folder = RESULTS if results is None else Path(results)
     if results is None and not any((folder / name).is_dir() for name in EXPERIMENTS):
         raise NoRecordsError(f"results: expected a folder with records of experiments, got {folder} without any")
     return records.read_all(folder, experiment, _cases(experiment))

@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-import pooch
-
 __all__ = ["RemoteFile", "fetch"]
 
 VARIABLE = "ORTHO_DATA"  # the environment variable that names the local folder, if none is given
@@ -31,6 +29,8 @@ def fetch(file: RemoteFile, folder: str | os.PathLike[str] | None = None) -> Pat
     Raises FileNotFoundError if the local folder lacks the file, ConnectionError if the file cannot be fetched, and
     ValueError for a wrong checksum.
     """
+    import pooch  # not above: in a notebook's kernel its progress bars would warn that they are not to be seen
+
     name, local = ("folder", folder) if folder is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
     path = (Path(local).expanduser() if local is not None else pooch.os_cache("ortho")) / file.name
     if local is not None and not path.exists():
@@ -48,6 +48,8 @@ def fetch(file: RemoteFile, folder: str | os.PathLike[str] | None = None) -> Pat
 
 
 def _download(file: RemoteFile, path: Path) -> None:
+    import pooch
+
     place = PurePath(file.name)
     downloader = pooch.HTTPDownloader(timeout=SILENCE_S) if file.url.startswith("http") else None
     try:

@@ -174,7 +174,6 @@ def test_unknown_names_are_refused(tmp_path, capsys):
         (["--slurm", "partition=gpu"], "--slurm: expected --launcher slurm with it"),
         (["--case", "one"], "--case: expected the name of one experiment with it, got 0 names"),
         (["--compare"], "--compare: expected --case LABEL with it"),
-        (["--results", __file__], "--results: expected a folder, got the file"),
     ],
 )
 def test_bad_options_exit_with_2(arguments, message, tmp_path, capsys):

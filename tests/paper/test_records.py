@@ -14,7 +14,7 @@ from experiment_fakes import SLUG, fake, go, outcome
 from paper import _files, experiments
 from paper._files import remove, written_whole
 from paper.experiments import devices
-from paper.experiments.engine import records
+from paper.experiments.engine import provenance, records
 from paper.experiments.engine.runner import measure
 
 CASE = {"index": 0, "work": 1}
@@ -144,4 +144,4 @@ def test_the_order_is_that_of_the_cases_and_every_stored_record_is_sound(tmp_pat
         records.write(records.path(tmp_path, "fake", SLUG, case), made | {"configuration": case})
     assert [one["configuration"] for one in records.read_all(tmp_path, "fake", cases)] == cases
     every = [one for name in experiments.EXPERIMENTS for one in experiments.load(name)]
-    assert len(every) == len(list(experiments.default_results().glob("*/*/*.json")))
+    assert len(every) == len(list(provenance.RESULTS.glob("*/*/*.json")))

@@ -30,7 +30,14 @@ def slurm(tmp_path_factory, monkeypatch):
 def test_jobs_write_their_own_records(slurm, tmp_path, capsys):
     """The command ends when all jobs are handed out. One job is queued again while it runs, and goes on."""
     results = tmp_path / "results"
-    command = ["slow", "--device=cpu", f"--results={results}", "--launcher=slurm", "--jobs=1", "--slurm=mem=500"]
+    command = [
+        "slow",
+        "--device=cpu",
+        f"--results={results}",
+        "--launcher=slurm",
+        "--jobs=1",
+        "--slurm=cpus_per_task=1",
+    ]
     assert cli.main(command, experiment_fakes.KNOWN) == 0
     number = capsys.readouterr().out.partition("array ")[2].partition(":")[0]
     eventually(lambda: list(results.rglob("*.pt")), "a job that runs")

@@ -1,13 +1,11 @@
 """The command `python -m paper experiments`."""
 
 import argparse
-import json
 import math
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,8 +15,6 @@ from paper.experiments.engine.records import Case, Record, RecordError
 from paper.experiments.engine.runner import Experiment, UnwritableError
 
 DEVICES = ("cpu", "cuda")
-EXAMPLE = """one case:   python -m paper experiments parity --case "delta seed=1 rate=0.01" --compare
-a cluster:  python -m paper experiments bytes --launcher slurm --slurm partition=gpu --slurm gpus_per_node=1"""
 
 
 def main(argv: Sequence[str], experiments: Mapping[str, Experiment], campaign: Sequence[Experiment] = ()) -> int:
@@ -60,8 +56,6 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     parser = argparse.ArgumentParser(
         prog="python -m paper experiments",
         description="Run the cases that have no record, and store one under results/ for each.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
@@ -72,10 +66,10 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     add("--rerun", action="store_true", help="run again what is stored, too")
     add("--budget", type=float, default=math.inf, metavar="SECONDS", help="start no case that would end later")
     add("--device", choices=DEVICES, help="default: cuda where there is one, else cpu")
-    add("--results", type=Path, default=provenance.default_results(), metavar="DIR", help="default: results/")
+    add("--results", type=Path, default=provenance.RESULTS, metavar="DIR", help="default: results/")
     add("--jobs", type=int, metavar="N", help="up to N cases at once, but for timings (default: 1; with slurm all)")
     add("--launcher", choices=("local", "slurm"), default="local", help="slurm: hand each case to the cluster as a job")
-    add("--slurm", action="append", default=[], metavar="KEY=VALUE", help="an option of the jobs; may be repeated")
+    add("--slurm", type=lambda text: text.split("=", 1), action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(argv)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -88,15 +82,13 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
         for name, value in (("--budget", options.budget), ("--jobs", 1 if options.jobs is None else options.jobs)):
             if not value > 0:
                 raise ValueError(f"{name}: expected a positive number, got {value}")
-        if wrong := [text for text in options.slurm if "=" not in text]:
-            raise ValueError(f"--slurm: expected KEY=VALUE, got {wrong[0]!r}")
+        if wrong := [words for words in options.slurm if len(words) < 2]:
+            raise ValueError(f"--slurm: expected KEY=VALUE, got {wrong[0][0]!r}")
         if options.slurm and options.launcher != "slurm":
             raise ValueError("--slurm: expected --launcher slurm with it")
         runs_here = options.launcher == "local" and not (options.list or options.show)
         if options.device == "cuda" and runs_here and not torch.cuda.is_available():
             raise ValueError("--device: expected cpu, got cuda, which this torch does not find here")
-        if options.results.exists() and not options.results.is_dir():
-            raise ValueError(f"--results: expected a folder, got the file {options.results}")
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -106,8 +98,6 @@ def _run(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
     limits = {"budget": options.budget, "rerun": options.rerun, "jobs": options.jobs or 1}
     report = runner.run(chosen, options.device, options.results, **limits)
     print(f"{len(report.done)} run, {len(report.left)} left, {len(report.errors)} failed; {options.results}")
-    for label in report.left:
-        print(f"left for want of time: {label}")
     for error in report.errors:
         print(f"error: {error}", file=sys.stderr)
     return 1 if report.errors else 0
@@ -119,21 +109,16 @@ def _submit(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
         stored = [] if options.rerun else records.read_all(options.results, experiment.name)
         todo += [(experiment, case) for case in runner.missing(experiment, options.device, stored, None)]
     most = 1 if any(experiment.is_timing for experiment, _ in todo) else options.jobs or len(todo)
-    if todo:
-        logs = options.results.absolute().parent / ".slurm"
-        given = {"array_parallelism": most, **dict(map(_option, options.slurm))}
-        number = runner.submit(todo, options.device, options.results, logs, **given)
-        print(f"{len(todo)} cases are the jobs of array {number}: see squeue, {logs}, and --list for what is stored")
-    return 0
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """A name and its value, which is JSON where it can be (`1`, `true`), else text."""
-    name, _, value = text.partition("=")
+    if not todo:
+        return 0
+    logs = options.results.absolute().parent / ".slurm"
+    given = {name: int(value) if value.isdecimal() else value for name, value in options.slurm}
     try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+        number = runner.submit(todo, options.device, options.results, logs, **{"array_parallelism": most, **given})
+    except (ImportError, NameError, OSError, RuntimeError, TypeError, ValueError) as error:  # submitit's
+        raise UnwritableError(f"slurm: {error}") from error
+    print(f"{len(todo)} cases are the jobs of array {number}: see squeue, {logs}, and --list for what is stored")
+    return 0
 
 
 def _one(experiment: Experiment, options: argparse.Namespace) -> int:
@@ -166,7 +151,7 @@ def _one(experiment: Experiment, options: argparse.Namespace) -> int:
 def _compare(experiment: Experiment, record: Record, stored: Sequence[Record]) -> None:
     """Say by how much stored records of a case differ from one that was just measured."""
     print(f"now, on {record['device']}: {experiment.line(record)}")
-    for other in stored or ():
+    for other in stored:
         found = records.differences(record, other)
         origin = other["provenance"]
         when = f"{origin['date_utc'][:10]}, commit {(origin['commit'] or 'unknown')[:8]}"
@@ -194,9 +179,8 @@ def _show(chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
         print(f"{experiment.name}: {experiment.title}")
         if not stored:
             print(f"no records in {options.results / experiment.name}")
-        elif experiment.show is not None:
-            print(experiment.show(stored))
         else:
-            print("\n".join(f"{experiment.label(r['configuration'])}: {experiment.line(r)}" for r in stored))
+            lines = [f"{experiment.label(one['configuration'])}: {experiment.line(one)}" for one in stored]
+            print("\n".join(lines) if experiment.show is None else experiment.show(stored))
         if stale := sum(map(experiment.is_stale, stored)):
             print(f"{stale} of {len(stored)} records are of another version of the study")

@@ -14,25 +14,19 @@ import numpy
 import torch
 
 ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "results"
 # One thread, so that a result does not depend on how many cases run at once. Large allocations are otherwise mapped and
 # unmapped on every step, and a CPU timing then measures page faults.
 CPU_ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "OMP_NUM_THREADS": "1"}
-
-
-def default_results() -> Path:
-    """`results/` in the root of the source tree."""
-    return ROOT / "results"
 
 
 def device_name(device: str) -> str:
     """The model of the processor ('cpu') or of the accelerator ('cuda')."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    try:
-        models = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
-    except OSError:  # not a Linux system
-        models = []
-    return models[0].strip() if models else platform.processor() or platform.machine() or "unknown"
+    info = Path("/proc/cpuinfo")  # of a Linux system
+    model = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return model[1].strip() if model else platform.processor() or platform.machine() or "unknown"
 
 
 def device_slug(device: str) -> str:

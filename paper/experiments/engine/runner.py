@@ -26,14 +26,6 @@ from paper.experiments.engine.records import Case, Record, RecordError
 ENTRY = "paper.experiments"  # the module whose `main` is the command; a sweep of one's own names its own
 
 
-def _label(case: Case) -> str:
-    return " ".join(f"{name}={value}" for name, value in case.items())
-
-
-def _line(record: Record) -> str:
-    return f"{record['elapsed_s']:.1f} s"
-
-
 @dataclass(frozen=True)
 class Experiment:
     """An experiment. `cases(device)` lists the configurations for 'cpu' or 'cuda', the most informative first.
@@ -55,8 +47,8 @@ class Experiment:
     run: Callable[..., dict[str, Any]]
     version: int = 1
     work: Callable[[Case], float] = lambda _: 1.0
-    label: Callable[[Case], str] = _label
-    line: Callable[[Record], str] = _line
+    label: Callable[[Case], str] = lambda case: " ".join(f"{name}={value}" for name, value in case.items())
+    line: Callable[[Record], str] = "{elapsed_s:.1f} s".format_map
     show: Callable[[Sequence[Record]], str] | None = None
     is_timing: bool = False
     smoke_case: Callable[[Case], Case] | None = None
@@ -72,7 +64,7 @@ class Experiment:
 
 
 class UnwritableError(RuntimeError):
-    """A record that cannot be written where it belongs, as on a full disk: no further case can be stored either."""
+    """A record that cannot be written where it belongs, as on a full disk, or cases that cannot be handed out."""
 
 
 @dataclass
@@ -216,7 +208,7 @@ class _Session:
 
     def fail(self, name: str, reason: str) -> None:
         self.report.errors.append(f"{name}: {reason}")
-        self.echo(f"error: {name}: {reason}")
+        self.echo(f"error: {self.report.errors[-1]}")
 
     def run_here(self, experiment: Experiment, case: Case, device: str, results: Path) -> Record | None:
         name = f"{experiment.name}: {experiment.label(case)}"
