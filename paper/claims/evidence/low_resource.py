@@ -24,7 +24,7 @@ from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outper
 from paper.claims.rules import all_of, improves, region, untestable
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments import Record
-from paper.experiments.engine.records import judged_device, of_judged_devices
+from paper.experiments.devices import judged_device, of_judged_devices
 from paper.experiments.learning import analysis, language, translating, translation_budgets
 from paper.experiments.learning.analysis import Judged, Measures, Runs
 from paper.experiments.learning.language import BITS

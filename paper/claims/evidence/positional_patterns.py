@@ -15,7 +15,7 @@ from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.engine.records import of_judged_devices
+from paper.experiments.devices import of_judged_devices
 from paper.experiments.learning import positional_heads, pruning, translation_budgets
 
 CHAPTER = "17-positional-patterns"

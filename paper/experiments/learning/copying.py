@@ -111,9 +111,9 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-def short(case: Case) -> Case:
-    """The case at the least budget, with few windows, for runs that compare two codes."""
-    return ladder.short(case)
+def smoke_case(case: Case) -> Case:
+    """The case at the least budget, with few windows."""
+    return ladder.smoke_case(case)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:

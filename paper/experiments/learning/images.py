@@ -26,7 +26,8 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
-from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.devices import by_device
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs, tested
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads

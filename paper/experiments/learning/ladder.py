@@ -120,8 +120,8 @@ def case(
     }
 
 
-def short(case: Case) -> Case:
-    """The case at the least budget, with as few windows as the test has parts, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case at the least budget, with as few windows as the test has parts, for golden runs."""
     return case | {"budget": 1, "base": WARM_UP + 10, "tested": BLOCKS, "validated": ROWS}
 
 

@@ -18,8 +18,8 @@ from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads
 from ortho.layers.induction import SINK
-from paper.experiments.engine.records import Record, of_judged_devices, pooled
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.devices import by_devices, of_judged_devices, pooled
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.ngram_heads import ngram_heads

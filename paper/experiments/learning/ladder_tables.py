@@ -27,8 +27,8 @@ def case(name: str, budget: int, *, device: str = "cpu") -> Case:
     return {"device": device, "text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
 
 
-def short(case: Case) -> Case:
-    """The case with few windows, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case with few windows, for golden runs."""
     return case | {"budget": 1, "windows": 64, "tested": 64}
 
 

@@ -102,7 +102,7 @@ def cases(device: str) -> list[Case]:
     return [*tuning, *counted]
 
 
-short = fitting.short
+smoke_case = fitting.smoke_case
 
 
 def run(case: Case) -> dict[str, Any]:

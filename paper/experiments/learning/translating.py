@@ -27,7 +27,8 @@ from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.devices import by_device
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.rates import TUNING

@@ -16,8 +16,8 @@ from torch import Tensor
 from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine import benchmark
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed import benchmark
 
 SEEDS = {"weights": 0, "inputs": 1}
 DTYPES = ("float32", "bfloat16", "float16")

@@ -24,8 +24,8 @@ from ortho.attention.sparse.block_sparse import Blocks
 from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.attention.sparse.window import Window
 from ortho.cost import Cost
-from paper.experiments.engine.benchmark import assert_all_close, dtype, rounding_error
 from paper.experiments.engine.records import Case
+from paper.experiments.speed.benchmark import assert_all_close, dtype, rounding_error
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
 KERNELS = (*BACKENDS, FLEX)

@@ -21,13 +21,12 @@ from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
 from ortho.cost.attention import DecodeCost, decoded
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
-from paper.experiments.speed import attention_variants
+from paper.experiments.speed import attention_variants, benchmark
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
 from paper.experiments.speed.attention_analysis import exponent
+from paper.experiments.speed.benchmark import Budget, Timing
 
 FAMILIES = {
     "softmax": ("softmax", "position_bias"),

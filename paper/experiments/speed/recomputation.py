@@ -12,11 +12,11 @@ from ortho.cost import Cost
 from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.recomputation import Recomputed, RecomputedAttention
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
+from paper.experiments.speed.benchmark import Budget, Timing
 
 KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
 ALIKE = {SELECTIVE: MATERIALISED}  # the arm that an arm must agree with and is compared with; by default `KEPT`

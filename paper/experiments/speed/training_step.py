@@ -16,11 +16,11 @@ from ortho import cost
 from ortho._checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Arm, Budget, assert_all_close, trained
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds
+from paper.experiments.speed.benchmark import Arm, Budget, assert_all_close, trained
 from paper.memory import layer_bytes
 
 STANDARD = "learned"

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ortho._checks import one_of
 from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing, assert_all_close
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds
+from paper.experiments.speed.benchmark import Budget, Timing, assert_all_close
 from paper.experiments.speed.training_step import STANDARD, VARIANTS
 from paper.memory import model_bytes, step_memory
 
