@@ -53,7 +53,7 @@ class FixedColumns(Pattern):
         return (self.read(section, high if section.is_causal else None, section.rule(None)),)
 
     def read(self, section: Section, high: Bound | None, rule: Rule | None) -> BlockMask:
-        """The block mask in which queries read the summaries, a block of keys each, of blocks up to high(i) or of all."""
+        """The block mask in which queries read a block's summaries as a block of keys, up to high(i) or all."""
         first, stop, keys, _, device = section
         tile = tile_width(self.stride) if stop - first > 1 else 1
         whole, _, last = self.blocks(keys)
