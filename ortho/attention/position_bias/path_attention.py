@@ -26,8 +26,7 @@ from ortho._cost import Cost, product
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, Mechanism, causal_pairs, closed_form
-from ortho.attention.position_bias.tiles import Span, attend_in_tiles, tile_pairs
-from ortho.attention.recurrence import chunks, equal_chunks
+from ortho.attention.position_bias.tiles import Span, attend_in_tiles, equal_tiles, tile_pairs
 from ortho.attention.scores import blocked_pairs, masked_softmax, unit
 from ortho.gates import Gate, ReflectingWriteStrength
 
@@ -177,7 +176,8 @@ def reflected_attention(
     length, keys, key_mask = q.shape[-2], call.v.shape[-2], call.key_mask
     if length == 1:
         return reflected_attention_reference(call, q, k, r, past, content)
-    width, behind = chunks(length, checks.positive_int("block", block))
+    width, number = equal_tiles(length, checks.positive_int("block", block))
+    behind = width * number - length
     rows = (0, 0, 0, behind)  # hidden tokens, which fill the last block
     of = blocks(pad(q, rows), pad(k, rows), Reflections(pad(r.w, rows), pad(r.b, (0, behind))), width)
     moved_q, moved_k, across = (x.unbind(-3) for x in (of.q, of.k, of.across))
@@ -256,7 +256,7 @@ def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
 
 def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
     """The cost of T blocks of C tokens, and of the tiles of one block's queries and another's keys."""
-    C, T = equal_chunks(call.N, block)
+    C, T = equal_tiles(call.N, block)
     n, grad = call.sizes[0] * T, max(bias, call.reach)
     products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them for the triangular system
     blocks = Cost(

@@ -44,6 +44,14 @@ def tile_pairs(N: Size, tile: Size, is_causal: bool) -> Size:
     return sum((s.stop - s.start) * s.end for s in spans(N, N, tile, is_causal))
 
 
+def equal_tiles(length: Size, most: Size) -> tuple[Size, Size]:
+    """(the width of the fewest equal tiles of at most `most` tokens, their number); a symbol is a multiple of it."""
+    if not isinstance(length, int):
+        return most, length / most
+    number = -(-length // most)
+    return -(-length // number), number
+
+
 @uncompiled
 def attend_in_tiles(
     scores: Callable[[Span], Tensor], v: Tensor, *, queries: int, tile: int, is_causal: bool, attn_mask: Tensor | None

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
-_DRAWING = Lock()
 LONGER = 4  # rows with more than this many times a table's average number of blocks get a table of their own
 
 
@@ -142,7 +140,9 @@ class BigBird(Blocks):
 @lru_cache
 def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: int) -> Rows:
     """For each of the first `queries` blocks: which of the first `keys` blocks it attends to or is attended by."""
-    before = _drawn(max(queries, keys), reach, leading, random, seed)
+    most = max(queries, keys)
+    # Drawn for a power of 2 of blocks: a sequence that grows seldom draws its rows again.
+    before = _drawn(1 << (most - 1).bit_length(), reach, leading, random, seed)[:most]
     rows = [set(row) | {t} for t, row in enumerate(before)]
     for t, row in enumerate(before):
         for b in row:
@@ -150,35 +150,22 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
     return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
 
-def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """For each of the first `count` blocks: the blocks before it that it attends to.
-
-    One caller draws at a time, as all continue one sequence; and in a thread of its own, so that no mode of the caller
-    affects what outlives the call.
-    """
-    with _DRAWING:
-        rows, generator = _so_far(reach, leading, random, seed)
-        if len(rows) < count:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(_draw, rows, generator, count, reach, leading, random).result()
-        return tuple(rows[:count])
-
-
-def _draw(
-    rows: list[tuple[int, ...]], generator: torch.Generator, count: int, reach: int, leading: int, random: int
-) -> None:
-    """Continue the rows up to `count`."""
-    for t in range(len(rows), count):
-        near = max(0, t - reach + 1)
-        far = max(0, near - leading)  # blocks between the leading and the near ones
-        drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
-        rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
-
-
 @lru_cache
-def _so_far(reach: int, leading: int, random: int, seed: int) -> tuple[list[tuple[int, ...]], torch.Generator]:
-    """The rows drawn so far, and the generator for the next: a sequence that grows draws no row again."""
-    return [], torch.Generator().manual_seed(seed)
+def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
+    """For each of the first `count` blocks: the blocks before it that it attends to. Drawn in a thread of its own, so
+    that no mode of the caller affects what outlives the call."""
+
+    def draw() -> Rows:
+        rows, generator = [], torch.Generator().manual_seed(seed)
+        for t in range(count):
+            near = max(0, t - reach + 1)
+            far = max(0, near - leading)  # blocks between the leading and the near ones
+            drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
+            rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
+        return tuple(rows)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(draw).result()
 
 
 SOURCE = "Zaheer et al. 2020, arXiv:2007.14062"
