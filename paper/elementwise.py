@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ortho._checks import unchecked_values
 from ortho.cost.counting import argument, fused_pairs
 from paper.memory import fitted
 
@@ -68,10 +67,10 @@ def elementwise(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[
     module = call if isinstance(call, nn.Module) else nn.Module()
     tensors = (*module.parameters(), *tree_leaves((inputs, kwargs)))
     wanted = [x for x in tensors if isinstance(x, Tensor) and x.requires_grad]
-    with unchecked_values(), _Elementwise() as ahead:
+    with _Elementwise() as ahead:
         y = call(*inputs, **kwargs)
     gradient = torch.ones_like(y)
-    with unchecked_values(), _Elementwise() as back:
+    with _Elementwise() as back:
         if wanted:
             torch.autograd.grad(y, wanted, gradient)
     return ahead.counts, back.counts

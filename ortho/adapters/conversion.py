@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortho._checks import checked, describe, expect, one_of
 from ortho.adapters.finding import AttentionLayer, attention_layers, owned
 from ortho.adapters.layouts import Layout
 from ortho.adapters.probe import Prober
 from ortho.adapters.rows import MARK, StopOperands, StopRows, thaw
+from ortho.checks import describe, expect, one_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.stop_gradient import StoppedAttention
 from ortho.orthogonal import DRAWS
@@ -78,7 +78,6 @@ def freeze_qk(
     return model
 
 
-@checked
 def unfreeze_qk(model: ModelT) -> ModelT:
     """Undo `freeze_qk`, in place: queries and keys are trained again, if they were before, in layers of the original
     kind.
@@ -97,7 +96,6 @@ def unfreeze_qk(model: ModelT) -> ModelT:
     return model
 
 
-@checked
 def to_standard(module: ModelT) -> ModelT:
     """A copy of any module in which every projection is a learned one with the same weights, and the same outputs.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from ortho._checks import checked
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.rows import Part, foreign_hooks, frozen_rows, original_class
 from ortho.layers.multihead import MultiheadAttention
@@ -78,7 +77,6 @@ class AttentionLayer:
         return found + [Part(module, _BIASES[p], 0, {p: list(range(len(b)))}) for p, b in own.items() if b is not None]
 
 
-@checked
 def attention_layers(
     model: nn.Module, *, strict: bool = True, layout: Layout | Sequence[Layout] = ()
 ) -> list[AttentionLayer]:

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import nn
 
-from ortho._checks import checked
-
 WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
 COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where layers or their configurations give it
@@ -15,7 +13,6 @@ KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where layers or th
 Sizes = tuple[int, int, int]  # (H, G, K)
 
 
-@checked
 @dataclass(frozen=True)
 class Source:
     """The linear layer `name`, and what its outputs are: `holds` has "q", "k", "v" in their order.
@@ -49,7 +46,6 @@ class Source:
         return sum(H if part == "q" else G for part in self.holds)
 
 
-@checked
 @dataclass(frozen=True)
 class Layout:
     """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.

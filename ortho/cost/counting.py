@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortho._checks import unchecked_values
 from ortho.attention.mechanism import causal_pairs
 
 __all__ = ["Allocations", "Counts", "flops_of", "of", "optimiser_bytes", "saved_bytes"]
@@ -80,7 +79,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
-    with unchecked_values(), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         yield counter
 
 

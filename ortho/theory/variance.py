@@ -17,10 +17,10 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
-from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
+from ortho.checks import expect, one_of
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
@@ -324,6 +324,3 @@ def reductions(
         for name, fit in FITS.items():
             gains[name].append((plain - log_variances(log_moments(x, y, fit(x, y)))).mean())
     return {name: estimate(torch.stack(values)) for name, values in gains.items()}
-
-
-all_checked(__name__)

@@ -11,10 +11,10 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import FEATURES, features, moment, sample_data
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho._checks import expect
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
+from ortho.checks import expect
 
 WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)

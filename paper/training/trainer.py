@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho._checks import unchecked_values
 from paper.tasks.task import NONE, Batch, Draw
 from paper.training import checkpoints
 from paper.training.recipe import Recipe
@@ -91,9 +90,7 @@ class Trainer:
         self.model.train()
         began, first = time.monotonic(), self.step
         while self.step == first or not (self.step in self.at or self.step == until or self._is_due(saved)):
-            # In the first step the layers check every number that they are given; the other steps skip that.
-            with nullcontext() if self.step == 0 else unchecked_values():
-                self._make_step()
+            self._make_step()
         if not torch.stack(self._losses[first:]).isfinite().all():  # which waits for the device
             raise FloatingPointError(f"steps {first} to {self.step}: expected finite losses, got NaN or infinity")
         self.seconds += time.monotonic() - began

@@ -4,9 +4,8 @@ import pytest
 from refusals import refuses
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention
-from ortho._checks import one_of
-from ortho._checks.names import ALIASES, WHOLE, nearest
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.checks import ALIASES, WHOLE, nearest, one_of
 from ortho.orthogonal import DRAWS
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.cli import find

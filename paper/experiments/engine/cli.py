@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ortho._checks import unknown
+from ortho.checks import unknown
 from paper.experiments.engine import provenance, records, runner
 from paper.experiments.engine.records import Case, Record, RecordError
 from paper.experiments.engine.runner import Experiment, UnwritableError

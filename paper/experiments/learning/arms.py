@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from ortho.cost import Cost
 from ortho.cost.layers import added
 from ortho.cost.models import model

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import budgets, fitting, ladder

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of
 from ortho.adapters.conversion import freeze_qk
+from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import by_devices

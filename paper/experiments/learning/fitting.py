@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho._checks import describe, positive_int
+from ortho.checks import describe, positive_int
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import rates

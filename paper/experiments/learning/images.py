@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho._checks import one_of
 from ortho.attention.positional.patterns import Shift
+from ortho.checks import one_of
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from ortho.cost import Cost
 from ortho.cost.layers import layer, positional_heads, stopped_layer, synthesizer
 from ortho.layers.multihead import MultiheadAttention

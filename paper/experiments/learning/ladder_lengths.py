@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 from statistics import mean
 
-from ortho._checks import one_of, positive_int
+from ortho.checks import one_of, positive_int
 from paper.experiments.devices import by_devices, pooled
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import ladder, ladder_analysis, rates

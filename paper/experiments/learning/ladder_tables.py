@@ -6,7 +6,7 @@ Their figures are stored, so that readers of the pages do not need the novels.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ortho._checks import one_of, positive_int
+from ortho.checks import one_of, positive_int
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting
 from paper.experiments.learning.ladder import BASE, LONGEST, SIZES, TEXTS

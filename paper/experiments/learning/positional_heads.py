@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from ortho._checks import one_of, positive_int
 from ortho.attention import MECHANISMS
+from ortho.checks import one_of, positive_int
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel

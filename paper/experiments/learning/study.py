@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ortho._checks import describe, one_of
+from ortho.checks import describe, one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case
 from paper.experiments.engine.runner import Experiment

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record

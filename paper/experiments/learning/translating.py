@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ortho._checks import one_of, positive_int
 from ortho.attention.positional.positional_attention import SEVEN
+from ortho.checks import one_of, positive_int
 from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads

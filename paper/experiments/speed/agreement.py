@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of
 from ortho.attention import MECHANISMS
+from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark

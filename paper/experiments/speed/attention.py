@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ortho._checks import one_of
 from ortho.attention.recurrence import CHUNK
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.speed import attention_analysis, benchmark
 from paper.experiments.speed import attention_variants as variants

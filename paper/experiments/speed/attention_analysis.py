@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ortho._checks import expect
+from ortho.checks import expect
 from paper.experiments.devices import by_device, by_devices
 from paper.experiments.engine.records import Record
 from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread

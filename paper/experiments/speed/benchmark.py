@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from ortho.cost.counting import Allocations, saved_bytes
 from paper.experiments.engine.records import Case
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
+from ortho.checks import one_of
 from ortho.cost.attention import DecodeCost, decoded
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of, positive_int
 from ortho.attention.cache import Cache
+from ortho.checks import one_of, positive_int
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import by_devices

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import expect
 from ortho.adapters.conversion import to_standard
+from ortho.checks import expect
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step

@@ -6,7 +6,7 @@ Arms whose layers lack the short convolution have 'without convolution' after th
 from functools import partial
 from typing import Any
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.devices import by_devices, on_cpu
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, language

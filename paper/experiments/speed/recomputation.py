@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.cost import Cost
 from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho import cost
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.devices import by_devices
