@@ -23,7 +23,6 @@ from ortho.projections.projection import Detached
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-@checked(own=("layers",))
 def freeze_qk(
     model: ModelT,
     *,

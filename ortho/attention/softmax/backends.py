@@ -10,8 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
 from ortho._typing import Bool, Float, Tensor
 from ortho.attention.scores import blocked_pairs, flat_mask
 from ortho.attention.softmax.softmax_attention import positive_scale
@@ -24,7 +23,6 @@ BACKENDS = {
 }
 
 
-@checked(shapes=False)
 def backend_attention(
     q: Float[Tensor, "*batch N K"],
     k: Float[Tensor, "*batch M K"],
@@ -40,8 +38,8 @@ def backend_attention(
     Raises ValueError for other names, and RuntimeError, with PyTorch's reasons, for a call that the kernel does not
     serve on this device.
     """
-    kernel = BACKENDS[_checks.one_of("backend", backend, BACKENDS)]
-    _checks.qkv(q, k, v, attn_mask, is_causal)
+    kernel = BACKENDS[checks.one_of("backend", backend, BACKENDS)]
+    checks.operands(q, k, v, is_causal=is_causal, attn_mask=attn_mask)
     flat_q, flat_k, flat_v = (x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
     in_kernel = is_causal and attn_mask is None
     blocked = None if in_kernel else blocked_pairs(q.shape[-2], k.shape[-2], is_causal, attn_mask, q.device)
@@ -62,7 +60,6 @@ def backend_attention(
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 
-@checked(shapes=False)
 def serves(backend: str, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, masked: bool = False) -> bool:
     """Whether a backend can run such a call forward, found out by making it."""
     mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device) if masked else None

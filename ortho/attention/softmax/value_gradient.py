@@ -30,16 +30,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._checks import Kernel, once
 from ortho._cost import Cost
 from ortho._typing import Bool, Float
 from ortho._weights import spread_heads
 from ortho.attention.call import Call, attention_function
+from ortho.attention.kernel import once
 from ortho.attention.mechanism import CostedCall, causal_pairs, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
@@ -147,7 +148,7 @@ def _mask(
     return ~blocked[(None,) * (4 - blocked.dim())], False
 
 
-class _ValueGradient(Kernel):
+class _ValueGradient(Function):
     """Attention to v. Kept are q and k, or x and the tensors of the `projection` that makes them each time."""
 
     @staticmethod
