@@ -9,7 +9,7 @@ that has no formula, in PyTorch or here, counts as 0.
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ortho.attention.mechanism import causal_pairs
 
-__all__ = ["Allocations", "Counts", "flops_of", "of", "optimiser_bytes", "saved_bytes"]
+__all__ = ["Allocations", "Counts", "flop_counter", "flops_of", "of", "optimiser_bytes", "saved_bytes"]
 
 aten = torch.ops.aten
 
@@ -77,15 +77,26 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 }
 
 
+class _Whole(nullcontext):
+    """In place of PyTorch's tracker of modules, which cannot follow a forward pass that is recomputed within a backward
+    pass: everything counts together."""
+
+    parents = ("Global",)
+
+
 @contextmanager
-def _counting() -> Iterator[FlopCounterMode]:
-    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+def flop_counter() -> Iterator[FlopCounterMode]:
+    """PyTorch's counter with the formulas of this module: `with flop_counter() as counter: ...`, then
+    `counter.get_total_flops()`."""
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter.mod_tracker = _Whole()  # type: ignore[assignment]
+    with counter:
         yield counter
 
 
 def flops_of(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> int:
     """FLOPs of the matrix products in `call(*inputs, **kwargs)`, without gradients; a multiply-add counts as 2."""
-    with torch.no_grad(), _counting() as counter:
+    with torch.no_grad(), flop_counter() as counter:
         call(*inputs, **kwargs)
     return counter.get_total_flops()
 
@@ -146,11 +157,11 @@ def of(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Counts:
     trained = [p for p in module.parameters() if p.requires_grad]
     stored = [*module.parameters(), *module.buffers()]
     wanted = [*trained, *(x for x in tree_leaves((inputs, kwargs)) if isinstance(x, Tensor) and x.requires_grad)]
-    with torch.enable_grad(), _counting() as ahead, saved_bytes(stored) as kept:
+    with torch.enable_grad(), flop_counter() as ahead, saved_bytes(stored) as kept:
         made = call(*inputs, **kwargs)
     outputs = [y for y in tree_leaves(made) if isinstance(y, Tensor) and y.requires_grad]
     gradients = [torch.ones_like(y) for y in outputs]
-    with _counting() as back:
+    with flop_counter() as back:
         if wanted and outputs:
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
     passes = {"forward": ahead, "backward": back}

@@ -10,12 +10,11 @@ from counted import SIZES, assert_declared, assert_decodes, assert_formula
 from extent import WHOLE, some
 from gradients import trained
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from torch.utils.flop_counter import FlopCounterMode
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention, TransformerBlock, cost
 from ortho.cost import big_o as sym
 from ortho.cost.big_o import big_o, constants, order, symbolic
-from ortho.cost.counting import FORMULAS, optimiser_bytes
+from ortho.cost.counting import flop_counter, optimiser_bytes
 
 # The cost of a mechanism depends on the projection only by whether queries and keys need a gradient; the cost of a
 # projection does not depend on the mechanism. So each mechanism is tested with one projection that passes the gradient
@@ -107,7 +106,7 @@ def test_recompute(projection):
     block, declared = TransformerBlock(16, 4, projection=projection), cost.block(2, 9, 16, 4, projection=projection)
     x = torch.zeros(2, 9, 16, requires_grad=True)
     # Left to itself PyTorch stops recomputing at the last saved tensor, one product short of the full pass.
-    with set_checkpoint_early_stop(False), FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
+    with set_checkpoint_early_stop(False), flop_counter() as counter:
         y = checkpoint(block, x, use_reentrant=False)
         torch.autograd.grad(y, [x, *trained(block).values()], torch.ones_like(y))
     assert counter.get_total_flops() == declared.step + declared.recompute
