@@ -33,6 +33,11 @@ def new_bias(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.new_zeros(len(weight)))
 
 
+def frozen(values: Tensor) -> nn.Parameter:
+    """A parameter that is not trained: sharding, broadcasting, casting and offloading treat it as they do a weight."""
+    return nn.Parameter(values, requires_grad=False)
+
+
 def split_heads(x: Float[Tensor, "B N d"], num_heads: int) -> Float[Tensor, "B H N K"]:
     """(B, N, d) -> (B, H, N, d/H): head j takes columns j d/H to (j + 1) d/H."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)

@@ -393,5 +393,5 @@ def written_projection(old: Projection, matrices: dict[str, FrozenRows]) -> Proj
         for part, value, needs in zip(("weight", "bias"), (matrix.weight, matrix.bias), matrix.needs, strict=True):
             if value is not None:
                 kept = value.detach().clone()  # the matrix may belong to the old projection
-                setattr(new, f"{part}_{name}", kept if frozen.any() else nn.Parameter(kept, needs))
+                setattr(new, f"{part}_{name}", nn.Parameter(kept, needs and not frozen.any()))
     return new.train(old.training)

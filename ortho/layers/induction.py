@@ -32,7 +32,7 @@ from torch.nn.functional import linear
 from ortho import _checks
 from ortho._checks import carried, checked, upcast
 from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import new_weight, split_heads, tokens_there
+from ortho._weights import frozen, new_weight, split_heads, tokens_there
 from ortho.attention.cache import KeyValueCache
 from ortho.attention.softmax.value_gradient import (
     recomputed_attention,
@@ -69,7 +69,7 @@ class _Rotation(StructuredProjection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register_buffer("signs_k", None)
+        self.register_parameter("signs_k", None)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
         """x (B, N, d) -> (B, H, N, K), laid out in memory token by token, as a product with a matrix leaves it."""
@@ -121,7 +121,7 @@ class InductionProjection(Projection):
             self.rotations = nn.ModuleList(_Rotation(d_model, num_heads, **sizes, **kind) for _ in range(tokens))
         else:
             drawn = [self._draw(generator, **kind) for _ in range(tokens)]
-            self.register_buffer("weight", torch.stack(drawn))  # (n, H K, d)
+            self.weight = frozen(torch.stack(drawn))  # (n, H K, d)
 
     def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
         """Rows of unit length for all heads, in groups of heads that fit into d, each with orthogonal rows."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ortho._checks import checked, one_of
-from ortho._weights import new_bias, new_weight
+from ortho._weights import frozen, new_bias, new_weight
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Detached, Projection
 
@@ -40,7 +40,7 @@ class LearnedProjection(Projection):
 
 
 class FrozenProjection(Detached):
-    r"""Orthogonal random attention's W_Q and W_K: drawn once, never trained, kept as buffers in the state dict.
+    r"""Orthogonal random attention's W_Q and W_K: drawn once, never trained: parameters without gradients.
 
     `draw` names the law (`ortho.orthogonal.DRAWS`). Gradients still pass through q and k to x; with `stop_gradient`
     they do not, and the scores become constants of the backward pass. If the width is not d, an orthogonal matrix has
@@ -67,8 +67,8 @@ class FrozenProjection(Detached):
         self.stop_gradient = stop_gradient
         for name, width in (("q", self.q_width), ("k", self.kv_width)):
             weight = DRAWS[draw](width, d_model, generator=generator, dtype=dtype, device=device)
-            self.register_buffer(f"weight_{name}", weight)
-            self.register_buffer(f"bias_{name}", weight.new_zeros(width) if bias else None)
+            self.register_parameter(f"weight_{name}", frozen(weight))
+            self.register_parameter(f"bias_{name}", frozen(weight.new_zeros(width)) if bias else None)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, draw={self.draw!r}, stop_gradient={self.stop_gradient}"

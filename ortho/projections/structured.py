@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ortho._checks import checked
 from ortho._typing import Float
-from ortho._weights import split_heads
+from ortho._weights import frozen, split_heads
 from ortho.projections.projection import Detached
 
 
@@ -109,8 +109,8 @@ class StructuredProjection(Detached):
             self.register_buffer(f"transform_{name}", transform(size, dtype=dtype, device=device), persistent=False)
         for name, width in (("q", self.q_width), ("k", self.kv_width)):
             drawn = torch.randint(2, (rounds, 2, d_model), generator=generator, device=device)
-            self.register_buffer(f"signs_{name}", (2 * drawn - 1).to(dtype))
-            self.register_buffer(f"bias_{name}", drawn.new_zeros(width, dtype=dtype) if bias else None)
+            self.register_parameter(f"signs_{name}", frozen((2 * drawn - 1).to(dtype)))
+            self.register_parameter(f"bias_{name}", frozen(drawn.new_zeros(width, dtype=dtype)) if bias else None)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also make the transforms, which are not stored: in a module that was on `meta` they hold anything."""
@@ -150,13 +150,14 @@ class StructuredProjection(Detached):
     ) -> Float[Tensor, "B h N K"]:
         """The first `heads` heads of x W^T."""
         B, N, _ = x.shape
-        a, b = len(self.transform_a), len(self.transform_b)
+        of_rows, of_columns = self.transform_b.to(signs.dtype), self.transform_a.to(signs.dtype)  # sharding casts one
+        a, b = len(of_columns), len(of_rows)
         width = heads * self.head_dim
         y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
         for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
-            y = torch.bmm(y, first[..., None] * self.transform_b * second[:, None])
+            y = torch.bmm(y, first[..., None] * of_rows * second[:, None])
             rows = -(-width // b) if i == self.rounds - 1 else a  # rows of the table that are read in the end
-            y = (self.transform_a[:rows] @ y.flatten(1)).view(rows, B * N, b)
+            y = (of_columns[:rows] @ y.flatten(1)).view(rows, B * N, b)
         if b == self.head_dim:
             return y.view(heads, B, N, b).transpose(0, 1)
         return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)

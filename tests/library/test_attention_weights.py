@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from gradients import trained
 from refusals import refuses
 from seeded import generator
 from torch import nn
@@ -44,7 +45,7 @@ def test_outputs_are_the_weights_times_the_values(name, form):
     for masks in ({}, {"key_padding_mask": padding}):
         call = {"is_causal": m.causal, **masks}
         leaf = x.clone().requires_grad_()
-        leaves = [leaf, *one.parameters()]
+        leaves = [leaf, *trained(one).values()]
         plain = one(leaf, **call)
         y, weights = one(leaf, need_weights=True, **call)
         assert weights.shape == (B, H, N, N)
@@ -126,9 +127,7 @@ def test_from_torch_and_back(bias):
     assert (ours.dropout, ours.training) == (0.1, False)
     close(ours(x), want)
     close(frozen(x), want)
-    assert {name for name, _ in frozen.named_parameters()} == {
-        f"{kind}_{part}" for kind in ("weight", "bias")[: 1 + bias] for part in "vo"
-    }
+    assert set(trained(frozen)) == {f"{kind}_{part}" for kind in ("weight", "bias")[: 1 + bias] for part in "vo"}
     again = ours.to_torch()
     assert again.dropout == 0.1
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())

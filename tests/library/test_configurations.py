@@ -34,7 +34,8 @@ def test_published_parameters():
     for at in CONFIGURATIONS.values():
         for projection in PROJECTIONS:
             built, declared = at.build(projection=projection, device="meta"), at.cost(1, projection=projection)
-            trained, frozen = (sum(t.numel() for t in part) for part in (built.parameters(), built.buffers()))
+            stored = [*built.parameters(), *built.buffers()]
+            trained, frozen = (sum(t.numel() for t in stored if t.requires_grad is needs) for needs in (True, False))
             assert (trained, frozen) == (declared.trained, declared.frozen)
             if not projection.startswith("structured"):  # their signs stand for matrices
                 assert trained + frozen == at.parameters
@@ -91,9 +92,9 @@ def test_memory_is_what_is_there(name, projection):
     y.sum().backward()
     optimiser.step()
     assert step_memory(at.cost(2, projection=projection, itemsize=dtype.itemsize)) == {
-        "trained weights": nbytes(model.parameters()),
-        "frozen weights": nbytes(model.buffers()),
-        "gradients": nbytes(p.grad for p in model.parameters()),
+        "trained weights": nbytes(p for p in model.parameters() if p.requires_grad),
+        "frozen weights": nbytes(t for t in (*model.parameters(), *model.buffers()) if not t.requires_grad),
+        "gradients": nbytes(p.grad for p in model.parameters() if p.requires_grad),
         "moments": optimiser_bytes(optimiser),
         "activations": activations,
     }

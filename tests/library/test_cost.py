@@ -8,6 +8,7 @@ import sympy as sp
 import torch
 from counted import SIZES, assert_declared, assert_decodes, assert_formula
 from extent import WHOLE, some
+from gradients import trained
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention, TransformerBlock, cost
@@ -117,7 +118,7 @@ def test_recompute(projection):
     # Left to itself PyTorch stops recomputing at the last saved tensor, one product short of the full pass.
     with set_checkpoint_early_stop(False), OperationCounter() as counter:
         y = checkpoint(block, x, use_reentrant=False)
-        torch.autograd.grad(y, [x, *block.parameters()], torch.ones_like(y))
+        torch.autograd.grad(y, [x, *trained(block).values()], torch.ones_like(y))
     assert counter.flops.total() == declared.step + declared.recompute
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gradients import step
+from gradients import step, trained
 from refusals import refusals, refuses
 from seeded import draw
 
@@ -63,7 +63,7 @@ def test_a_layer_is_the_sum_of_layers_of_some_of_its_heads(kind, form):
         expected, expected_dx, *of_whole = step(whole, x, **kwargs)
         close(y, expected)
         close(dx, expected_dx)
-        names = [name for name, _ in whole.named_parameters()]
+        names = list(trained(whole))
         for i, rows in enumerate(cuts):
             for j, name in enumerate(names):
                 of_rows = of_whole[j][:, rows] if name == "weight_o" else of_whole[j][rows]
@@ -78,7 +78,7 @@ def test_what_is_stored_and_trained():
         f"groups.{i}.weight_{x}": shape for i in range(4) for x, shape in (("v", (K, WIDTH)), ("o", (WIDTH, K)))
     }
     learned = {f"groups.1.projection.weight_{x}": (K, WIDTH) for x in "qk"}
-    assert {name: tuple(p.shape) for name, p in one.named_parameters()} == expected | learned
+    assert {name: tuple(p.shape) for name, p in trained(one).items()} == expected | learned
     stored = expected | learned | {f"groups.2.projection.weight_{x}": (K, WIDTH) for x in "qk"}
     stored |= {f"groups.3.projection.signs_{x}": (1, 2, WIDTH) for x in "qk"}
     assert {name: tuple(t.shape) for name, t in one.state_dict().items()} == stored
@@ -142,7 +142,7 @@ def test_autocast(heads):
         with torch.autocast("cpu", torch.bfloat16):
             y = one(leaf := x.clone().requires_grad_(), is_causal=causal)
         assert y.dtype == torch.bfloat16
-        found = [y, *torch.autograd.grad(y, [leaf, *one.parameters()], draw(*y.shape, seed=9).bfloat16())]
+        found = [y, *torch.autograd.grad(y, [leaf, *trained(one).values()], draw(*y.shape, seed=9).bfloat16())]
         for a, b in zip(found, expected, strict=True):
             assert (a - b).norm() < 8 * 2**-8 * b.norm()
 

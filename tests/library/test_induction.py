@@ -6,6 +6,7 @@ from math import exp, sqrt
 import pytest
 import torch
 from counted import assert_declared
+from gradients import trained
 from refusals import refusals
 from seeded import draw
 
@@ -75,7 +76,7 @@ def test_as_the_formula_reads(own, draw_name, form):
     layer = heads(form, draw=draw_name, **own)
     for causal in (False, True):
         x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
-        leaves = [x, *layer.parameters()]
+        leaves = [x, *trained(layer).values()]
         found, expected = layer(x, is_causal=causal), by_formula(layer, x, causal)
         close(found, expected)
         close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))

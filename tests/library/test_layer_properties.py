@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from extent import WHOLE, repeats
-from gradients import step
+from gradients import step, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
@@ -187,7 +187,7 @@ def test_gradients_by_finite_differences(heads, form):
     one = layer(str(heads), form, 8, 0)
     if not CONSTANT & set(heads):
         assert torch.autograd.gradcheck(lambda x: one(x, is_causal=True), x.requires_grad_(), fast_mode=not WHOLE)
-    names, weights = zip(*one.named_parameters(), strict=True)
+    names, weights = zip(*trained(one).items(), strict=True)
 
     def call(*weights):
         return torch.func.functional_call(one, dict(zip(names, weights, strict=True)), (x,), {"is_causal": True})

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gradients import trained
 from refusals import refusals
 from seeded import generator
 from torch import nn
@@ -23,10 +24,14 @@ def layer(projection, **kwargs):
 
 
 @pytest.mark.parametrize("projection", FROZEN)
-def test_frozen_weights_are_buffers(projection):
+def test_frozen_weights_are_parameters_that_are_not_trained(projection):
     ora = layer(projection)
-    assert {n for n, _ in ora.named_parameters()} == {"weight_v", "weight_o"}
-    assert {n for n, _ in ora.named_buffers()} == {"projection.weight_q", "projection.weight_k"}
+    assert set(trained(ora)) == {"weight_v", "weight_o"}
+    assert {n for n, p in ora.named_parameters() if not p.requires_grad} == {
+        "projection.weight_q",
+        "projection.weight_k",
+    }
+    assert not list(ora.buffers())
     assert set(ora.state_dict()) == set(layer("learned").state_dict())
     for weight in (ora.projection.weight_q, ora.projection.weight_k):
         torch.testing.assert_close(weight @ weight.mT, torch.eye(8), atol=1e-6, rtol=0)
@@ -40,7 +45,7 @@ def test_conversion(projection, form):
     x, mask = draw(2, 6, 8), draw(6, 6) > -1
     ora = layer(projection, form=form)
     standard = to_standard(ora)
-    assert {n for n, _ in standard.named_parameters()} == {n for n, _ in layer("learned").named_parameters()}
+    assert set(trained(standard)) == set(trained(layer("learned")))
     if projection.startswith("structured"):  # its weights are made by other sums
         torch.testing.assert_close(standard(x, attn_mask=mask), ora(x, attn_mask=mask), atol=1e-6, rtol=1e-6)
     else:
@@ -64,7 +69,7 @@ def test_heads_by_the_definition(projection, heads, width, shared):
     kind = {"projection": projection, "bias": True, "dtype": torch.float64, "generator": generator_}
     one = MultiheadAttention(16, heads, head_dim=width, num_kv_heads=shared, **kind)
     with torch.no_grad():
-        for part, bias in [*one.named_parameters(), *one.named_buffers()]:
+        for part, bias in one.named_parameters():
             if "bias" in part:
                 bias.normal_(generator=generator_)
     x, upstream = draw(2, 7, 16, dtype=torch.float64).requires_grad_(), draw(2, 7, 16, seed=2, dtype=torch.float64)
@@ -79,7 +84,7 @@ def test_heads_by_the_definition(projection, heads, width, shared):
         q, k, v = (y @ weight[rows_].T + added[rows_] for y, weight, added, rows_ in parts)
         rows.append(MECHANISMS["softmax"].reference(q, k, v, is_causal=True))
     expected = torch.cat(rows, -1) @ one.weight_o.T + one.bias_o
-    leaves = [x, *one.parameters()]
+    leaves = [x, *trained(one).values()]
     got = one(x, is_causal=True)
     torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)  # sums of up to 48 products of size 1
     gradients = [torch.autograd.grad(y, leaves, upstream) for y in (got, expected)]

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from counted import assert_declared
+from gradients import trained
 from refusals import refuses
 from torch import nn
 
@@ -64,7 +65,7 @@ def test_definition_and_gradients(form, length, masked):
     elif masked:
         call = {"key_padding_mask": torch.arange(length).expand(2, -1) >= length - 1}
         mask = mask & ~call["key_padding_mask"][:, None]
-    operands = [x, *layer.parameters()]
+    operands = [x, *trained(layer).values()]
     found, wanted = layer(x, **call), by_rows(layer, x, mask)
     torch.testing.assert_close(found, wanted, **TOLERANCE)
     pairs = zip(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gradients import trained
 from refusals import refusals, refuses
 from torch import nn
 
@@ -33,7 +34,7 @@ def test_the_same_numbers(count, segments, causal):
         y = block(y, is_causal=causal)
     z = Recomputed(rows, segments)(x, is_causal=causal)
     upstream = draw(2, N, D, seed=2)
-    leaves = [x, *plain.parameters()]
+    leaves = [x, *trained(plain).values()]
     assert torch.equal(y, z)
     for one, other in zip(
         torch.autograd.grad(y, leaves, upstream), torch.autograd.grad(z, leaves, upstream), strict=True
@@ -101,7 +102,7 @@ def test_the_peak():
         rows, x = blocks(9), draw(*size).requires_grad_()
         run = Recomputed(rows, segments) if segments else nn.Sequential(*rows)
         with Allocations() as memory:
-            torch.autograd.grad(run(x).sum(), [x, *run.parameters()])
+            torch.autograd.grad(run(x).sum(), [x, *trained(run).values()])
         peaks[segments], declared[segments] = memory.peak, recomputed(1, 64, D, H, 9, segments, itemsize=8).peak_bytes
     for segments in (1, 3, 9):
         saved = declared[0] - declared[segments]

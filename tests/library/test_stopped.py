@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from gradients import step
+from gradients import step, trained
 from refusals import refusals
 from seeded import draw
 
@@ -28,7 +28,7 @@ def pair(projection="structured-stopped", *, dtype=torch.float64, form="fast", *
     g = torch.Generator().manual_seed(1)
     one = StoppedAttention(WIDTH, H, generator=g, form=form, **kwargs)
     with torch.no_grad():
-        for name, bias in [*one.named_parameters(), *one.named_buffers()]:
+        for name, bias in one.named_parameters():
             if "bias" in name:
                 bias.normal_(generator=g)
     other = MultiheadAttention(WIDTH, H, generator=g, form=form, **kwargs)
@@ -69,7 +69,7 @@ def test_what_needs_no_gradient():
     """Into x none is made where it needs none; where nothing needs one, nothing is kept."""
     one, other = pair()
     x, upstream = draw(B, N, WIDTH), draw(B, N, WIDTH, seed=9)
-    close(*(torch.autograd.grad(m(x), [*m.parameters()], upstream) for m in (one, other)))
+    close(*(torch.autograd.grad(m(x), [*trained(m).values()], upstream) for m in (one, other)))
     one.requires_grad_(False)
     with saved_bytes() as kept:
         assert not one(x).requires_grad
@@ -116,7 +116,7 @@ def test_queries_and_keys_are_made_twice(projection, autocast):
             y = one(x, is_causal=True)
         assert all(reference() is None for reference in alive)
         with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-            gradients.append(torch.autograd.grad(y, [x, *one.parameters()], torch.ones_like(y)))
+            gradients.append(torch.autograd.grad(y, [x, *trained(one).values()], torch.ones_like(y)))
     if autocast:  # else a backward pass inside would round PyTorch's own products
         assert all(map(torch.equal, *gradients))
     assert len(made) == 4 and all(torch.equal(a, b) for again in made[1:] for a, b in zip(made[0], again, strict=True))

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+from gradients import trained
 from refusals import refusals
 from seeded import SIGMAS, draw
 from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, every_case, layer
@@ -89,7 +90,7 @@ def test_formula(case, length, masking):
         allowed = allowed.tril()
     d_out = draw(2, length, D, seed=4)
     results = [
-        [y, *torch.autograd.grad(y, [x, *module.parameters()], d_out, materialize_grads=True)]
+        [y, *torch.autograd.grad(y, [x, *trained(module).values()], d_out, materialize_grads=True)]
         for y in (module(x, **kwargs), by_loops(module, x, allowed))
     ]
     torch.testing.assert_close(*results, **TOLERANCE)
@@ -161,7 +162,7 @@ def test_a_layer_is_the_sum_of_layers_of_some_heads(source):
 
 
 def test_what_is_trained():
-    trained = {
+    wanted = {
         "random": {"matrix"},
         "fixed-random": set(),
         "factored-random": {"left", "right"},
@@ -169,12 +170,10 @@ def test_what_is_trained():
         "factored-dense": {"weight_1", "weight_a", "weight_b"},
         "dot-product": {"weight_q", "weight_k"},
     }
-    assert set(trained) == set(SOURCES)
-    for name, expected in trained.items():
+    assert set(wanted) == set(SOURCES)
+    for name, expected in wanted.items():
         module = layer(name)
-        assert {n for n, _ in module.named_parameters()} == {"weight_v", "weight_o"} | {
-            f"sources.0.{n}" for n in expected
-        }
+        assert set(trained(module)) == {"weight_v", "weight_o"} | {f"sources.0.{n}" for n in expected}
     fixed, learned = layer("fixed-random"), layer("random")
     assert set(fixed.state_dict()) == set(learned.state_dict())
     assert torch.equal(fixed(draw(1, 4, D)), learned(draw(1, 4, D)))  # the same draw
@@ -220,7 +219,7 @@ def test_nothing_to_attend_to(case):
         y = module(x, attn_mask=mask, is_causal=True)
         assert torch.equal(y[:, :4], torch.zeros(2, 4, D, dtype=torch.float64))
         assert y[:, 4:].any(-1).all()
-        gradients = torch.autograd.grad(y.sum(), [x, *module.parameters()])
+        gradients = torch.autograd.grad(y.sum(), [x, *trained(module).values()])
         assert all(g.isfinite().all() for g in gradients)
 
 

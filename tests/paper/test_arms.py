@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from extent import some
+from gradients import trained
 from torch.nn.functional import cross_entropy
 
 from ortho import MultiheadAttention, cost
@@ -61,7 +62,7 @@ def step(model, batch):
     loss.backward()
     assert loss.isfinite()
     optimiser.step()
-    return {name: p.grad for name, p in model.named_parameters()}
+    return {name: p.grad for name, p in trained(model).items()}
 
 
 def test_the_arms():
@@ -97,7 +98,7 @@ def test_descriptions():
 
 @every_arm
 def test_a_step(name):
-    """Every parameter has a gradient and moves, every buffer stays; the same seed makes the same model. Positions are
+    """What is trained has a gradient and moves, the rest stays; the same seed makes the same model. Positions are
     embedded only if an arm says so."""
     model = built(ARMS[name])
     before = copy.deepcopy(model.state_dict())
@@ -124,7 +125,7 @@ def test_causal(name):
 
 @every_arm
 def test_what_is_trained(name):
-    """The query and key matrices of a kind are parameters, or buffers, or do not exist."""
+    """The query and key matrices of a kind are trained, or frozen, or do not exist."""
     arm = ARMS[name]
     without = ("positional", "identity", "static random", "random Synthesizer", "dense Synthesizer")
     made = groups(built(arm))
@@ -132,16 +133,17 @@ def test_what_is_trained(name):
     for (kind, count), group in zip(arm.heads, made, strict=True):
         assert group.num_heads == count
         weights = [f"projection.weight_{one}" for one in "qk"]
-        trained, fixed = dict(group.named_parameters()), dict(group.named_buffers())
-        assert {"weight_v", "weight_o"} <= set(trained)
+        needs = trained(group)
+        fixed = dict(group.named_parameters()).keys() - needs
+        assert {"weight_v", "weight_o"} <= set(needs)
         if kind in without:
-            assert not {*weights} & {*trained, *fixed}
+            assert not {*weights} & {*needs, *fixed}
             assert ("sources.0.matrix" in fixed) is (kind == "static random")
-            assert ("sources.0.matrix" in trained) is (kind == "random Synthesizer")
+            assert ("sources.0.matrix" in needs) is (kind == "random Synthesizer")
             continue
         frozen = kind.startswith(("frozen", "stopped", "tied"))
-        assert {*weights} <= set(fixed if frozen else trained)
-        assert ("projection.log_scale" in trained) is kind.endswith("temperature")
+        assert {*weights} <= set(fixed if frozen else needs)
+        assert ("projection.log_scale" in needs) is kind.endswith("temperature")
         assert getattr(group.projection, "stop_gradient", False) is kind.startswith("stopped")
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State, Tensor
+from ortho._weights import frozen
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, TrigonometricFeatures
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
@@ -21,7 +22,7 @@ MAPS: dict[str, type[RandomFeatureMap]] = {
 
 
 class RandomFeatureAttention(nn.Module):
-    """`linear_attention` with m random features, whose rows are a buffer of the module, saved in its state dict.
+    """`linear_attention` with m random features, whose rows are frozen parameters of the module.
 
     The estimate of the kernel is unbiased over draws, not for one draw. A model trained on one draw adapts to it; to
     train on the kernel itself, call `redraw` regularly (the authors of Performer: every 1000 steps), and keep the rows
@@ -60,7 +61,7 @@ class RandomFeatureAttention(nn.Module):
             raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
         rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)
         MAPS[map](features=rows, **options)  # wrong options raise here
-        self.register_buffer("features", rows)
+        self.features = frozen(rows)
 
     @checked
     @torch.no_grad()

@@ -123,10 +123,7 @@ class Random(LogitSource):
 
     def _make(self, options: dict[str, Any]) -> None:
         matrix = torch.randn(self.num_heads, self.max_length, self.max_length, **options)
-        if self.trained:
-            self.register_parameter("matrix", nn.Parameter(matrix))
-        else:
-            self.register_buffer("matrix", matrix)
+        self.register_parameter("matrix", nn.Parameter(matrix, requires_grad=self.trained))
 
     def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "1 H N M"]:
         matrix = self.matrix[None, :, seen.keys - x.shape[1] : seen.keys, : seen.keys]
@@ -139,7 +136,7 @@ class Random(LogitSource):
 
 
 class FixedRandom(Random):
-    """The fixed random Synthesizer: R stays as it was drawn, a buffer."""
+    """The fixed random Synthesizer: R stays as it was drawn."""
 
     name = "fixed-random"
     trained = False

@@ -102,8 +102,10 @@ def shared() -> tuple[int, float]:
     results = []
     for model in (one, other):
         logits = model(tokens)
-        results.append([logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))])
-    numbers = sum({b.data_ptr(): b.numel() for b in one.buffers()}.values())
+        results.append(
+            [logits, *torch.autograd.grad(logits.square().sum(), [p for p in model.parameters() if p.requires_grad])]
+        )
+    numbers = sum(p.numel() for p in one.parameters() if not p.requires_grad)
     return numbers, max(float((a - b).detach().abs().max()) for a, b in zip(*results, strict=True))
 
 

@@ -94,7 +94,8 @@ def backward_products(projection: str, *, form: str = "reference", input_grad: b
             ask(within.pop(0), node)
         elif kind.startswith("ScaledDotProduct"):
             with _KernelOutputs() as kernel:
-                torch.autograd.grad(y, list(module.parameters()), y.detach(), retain_graph=True)
+                trained = [weight for weight in module.parameters() if weight.requires_grad]
+                torch.autograd.grad(y, trained, y.detach(), retain_graph=True)
             returned = zip(("dQ", "dK", "dV"), kernel.gradients, strict=True)
             found.update({name: "discarded" for name, gradient in returned if gradient.count_nonzero()})
             ask(("dQ", "dK", "dV"), node)
@@ -106,8 +107,7 @@ def _weight(node: Any, module: MultiheadAttention) -> str:
     """The name of the layer's matrix that is the right operand of a node's product."""
     below = node.next_functions[1][0]
     weight = below.next_functions[0][0].variable if below else node._saved_mat2  # trained: a leaf below the transpose
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    found = next(name for name, known in named.items() if known.data_ptr() == weight.data_ptr())
+    found = next(name for name, known in module.named_parameters() if known.data_ptr() == weight.data_ptr())
     return found.rpartition(".")[2]
 
 
@@ -241,7 +241,7 @@ def train_once(projection: str, d_model: int = 64) -> Trained:
     gradients = [weight.grad for weight in module.parameters() if weight.grad is not None]
     identity = torch.eye(d_model, dtype=torch.float64)
     return Trained(
-        trainable=sum(weight.numel() for weight in module.parameters()),
+        trainable=sum(weight.numel() for weight in module.parameters() if weight.requires_grad),
         gradient_bytes=sum(gradient.nbytes for gradient in gradients),
         optimiser_bytes=optimiser_bytes(optimiser),
         moved={

@@ -78,7 +78,7 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     results: dict[str, list[Tensor]] = {}
     bound = benchmark.rounding_error(ROUNDING, 0, x.dtype)
     for arm, module in modules.items():
-        operands = (x, *module.parameters())
+        operands = (x, *(weight for weight in module.parameters() if weight.requires_grad))
         call = partial(_first, module)
         y = call(*operands)
         results[arm] = [y.detach(), *torch.autograd.grad(y, operands, upstream)]
