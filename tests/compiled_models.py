@@ -12,9 +12,9 @@ from ortho.attention.sparse.window import Window
 from ortho.layers.feed_forward import MixtureOfExperts
 from ortho.layers.hybrid import HEADS
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.short_convolution import ConvolvedAttention
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.encoders import TextEncoder, VisionTransformer
@@ -98,7 +98,7 @@ CASES |= {
     "grouped": layer(num_kv_heads=1, bias=True),
     "padded": layer(padded, attention="linear"),
     "padded, tiled": layer(padded, attention="alibi"),
-    "exchanged": (lambda: StoppedAttention(D, H, **KIND), causal),
+    "exchanged": (lambda: FrozenQKAttention(D, H, **KIND), causal),
     "positional": (lambda: PositionalHeads(D, H, **KIND), causal),
     "convolved": (lambda: ConvolvedAttention(D, H, **KIND), causal),
     "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
@@ -126,11 +126,11 @@ CASES |= {
     for room in (None, 1.0)
 }
 CASES |= {
-    f"recomputed {name}": layer(attention=RecomputedAttention(name, "fast")) for name in ("softmax", "linear", "window")
+    f"recomputed {name}": layer(attention=CheckpointedAttention(name, "fast")) for name in ("softmax", "linear", "window")
 }
 CASES |= {
     f"recomputed blocks, {name}": (
-        lambda name=name: Recomputed([TransformerBlock(D, H, attention=name, **KIND) for _ in range(2)]),
+        lambda name=name: Checkpointed([TransformerBlock(D, H, attention=name, **KIND) for _ in range(2)]),
         causal,
     )
     for name in ("softmax", "window")

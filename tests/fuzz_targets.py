@@ -24,7 +24,7 @@ from ortho import (
     MultiheadAttention,
     PositionalHeads,
     RandomFeatureAttention,
-    StoppedAttention,
+    FrozenQKAttention,
     SynthesizerAttention,
     TextEncoder,
     TransformerBlock,
@@ -40,7 +40,7 @@ from ortho.attention.recurrent.ttt_losses import Squared
 from ortho.attention.sparse.window import Window
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.gates import WriteStrength
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.theory.estimates import Estimate
 from ortho.theory.johnson_lindenstrauss import share_law
 from ortho.theory.kernels import KERNELS
@@ -54,9 +54,9 @@ SIZES = {"B": 2, "N": 5, "M": 5, "K": 4, "V": 4, "d": 8, "H": 2, "m": 4, "S": 2,
          "C": 3}  # fmt: skip
 
 WHOLE = (
-    "orthogonal", "models.generation", "layers.recomputation", "adapters", "layers.feed_forward", "gates",
+    "orthogonal", "models.generation", "layers.checkpointed", "adapters", "layers.feed_forward", "gates",
     "layers.hybrid", "layers.multihead", "models.language_model", "models.encoders", "models.encoder_decoder",
-    "layers.block", "layers.longformer", "layers.positional", "layers.stop_gradient", "projections.matrices",
+    "layers.block", "layers.longformer", "layers.positional", "layers.frozen_qk", "projections.matrices",
     "projections.structured", "layers.synthesizer.layer",
     "layers.synthesizer.sources", "attention.cache", "attention.linear.random_feature_attention",
     "attention.softmax.backends", "attention.untrained.positional_attention", "attention.untrained.patterns",
@@ -121,7 +121,7 @@ BY_FUNCTION: dict[str, dict[str, Any]] = {
     "key-value cache.attend": {name: torch.rand(2, 2, 1, 4, dtype=DOUBLE) for name in "qkv"},
     **{f"{name}:{form}": _CAUSAL for name in ("path", "position-delta", "efficient-causal")
        for form in ("fast", "reference")},
-    "layers.recomputation.Recomputed": {"blocks": [nn.Linear(2, 2)]},
+    "layers.checkpointed.Checkpointed": {"blocks": [nn.Linear(2, 2)]},
     "layers.hybrid.HybridAttention": {"heads": {"learned": 1, "positional": 1}},
     "layers.hybrid.split": {"heads": {"learned": 1, "positional": 1}},
     "attention.cache.new_cache": {"capacity": 8},
@@ -204,7 +204,7 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
     return found | {
         "hybrid": (HybridAttention(8, 2, heads={"learned": 1, "window": 1}, **kind), ("forward", "new_cache")),
         "positional": (PositionalHeads(8, 2, **kind), ("forward", "new_cache")),
-        "stopped": (StoppedAttention(8, 2, **kind), ("forward",)),
+        "stopped": (FrozenQKAttention(8, 2, **kind), ("forward",)),
         "synthesizer": (SynthesizerAttention(8, 2, 16, **kind), ("forward", "weights")),
         "block": (TransformerBlock(8, 2, **kind), ("forward",)),
         "feed-forward": (FeedForward(8, **kind), ("forward",)),
@@ -221,8 +221,8 @@ def built() -> dict[str, tuple[nn.Module | Any, tuple[str, ...]]]:
         "write strength": (WriteStrength(8, 2, **kind), ("forward",)),
         "configuration": (_tiny(), ("build", "inputs", "cost", "step_by_part")),
         # Two blocks: for one, [None] says that it starts anew.
-        "recomputed": (Recomputed([TransformerBlock(8, 2, **kind) for _ in range(2)]), ("forward",)),
-        "recomputed attention": (RecomputedAttention(), ("forward",)),
+        "recomputed": (Checkpointed([TransformerBlock(8, 2, **kind) for _ in range(2)]), ("forward",)),
+        "recomputed attention": (CheckpointedAttention(), ("forward",)),
         "key-value cache": (new_cache("softmax", 10_000), ("attend",)),
         "pattern": (Window(2), ("pairs",)),
     }

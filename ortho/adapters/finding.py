@@ -22,8 +22,8 @@ from ortho.adapters.kinds import Kind
 from ortho.adapters.layouts import COUNTS, KV_COUNTS, LAYOUTS, WIDTHS, Layout, Source
 from ortho.adapters.rows import FrozenRows, read_projection, written_projection
 from ortho.adapters.torch_attention import AdaptedAttention, read_attention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.multihead import MultiheadAttention
-from ortho.layers.stop_gradient import StoppedAttention
 
 Matrices = dict[str, FrozenRows]
 
@@ -149,8 +149,8 @@ class OfOrtho(AttentionLayer):
 
     def write(self, matrices: Matrices) -> None:
         self.module.projection = new = written_projection(self.module.projection, matrices)
-        if isinstance(self.module, StoppedAttention) and not getattr(new, "stop_gradient", False):
-            # StoppedAttention treats queries and keys as constants.
+        if isinstance(self.module, FrozenQKAttention) and not getattr(new, "stop_gradient", False):
+            # FrozenQKAttention treats queries and keys as constants.
             self.module.__class__ = MultiheadAttention  # type: ignore[assignment]
 
     def weights(self) -> list[Any]:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ortho._checks import expect
-from ortho._weights import spread_heads
 from ortho.adapters.kinds import HeadKinds, Kind, as_booleans, asks, attend, placed
+from ortho.heads import repeat_kv
 
 NAME = "ortho"
 _CHILD = "ortho_heads"  # of a layer: its `HeadKinds`
@@ -183,7 +183,7 @@ def ortho_attention(
         # The first call with a cache of fixed length, the rest of which is empty.
         key, value = key[:, :, :N], value[:, :, :N]
         attention_mask = None if attention_mask is None else attention_mask[..., :N]
-    key, value = (spread_heads(x, len(own)) for x in (key, value))
+    key, value = (repeat_kv(x, len(own)) for x in (key, value))
     asking = [h for h, kind in enumerate(own) if asks(kind)]
     if len(asking) < len(own):
         query, key = query[:, asking], key[:, asking]

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho import _checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention import MECHANISMS
-from ortho.attention.softmax.value_gradient import value_gradient_attention
+from ortho.attention.softmax.frozen_qk import frozen_qk_attention
 from ortho.attention.sparse.pattern import Pattern, pattern_attention
 from ortho.attention.untrained.positional_attention import PATTERNS, PositionalPattern, positional_attention
 
@@ -248,7 +248,7 @@ def _asking(kind: Kind, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
     """The outputs of heads of one kind that have queries and keys."""
     o: Any
     if kind == "stopped":
-        o = value_gradient_attention(
+        o = frozen_qk_attention(
             q.detach(), k.detach(), v, attn_mask=call.mask, is_causal=call.in_kernel, scale=call.scale
         )
         return o

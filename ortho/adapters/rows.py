@@ -9,9 +9,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho._typing import Bool, Float, Int, Tensor
-from ortho._weights import split_heads
+from ortho.heads import split_heads
 from ortho.projections import FrozenProjection, LearnedProjection, Projection, by_matrices
-from ortho.projections.projection import Detached
 
 Draw = Callable[[int, int], Tensor]  # (rows, columns) -> a matrix of that shape
 
@@ -366,7 +365,7 @@ def read_projection(projection: Projection) -> dict[str, FrozenRows]:
     old = by_matrices(projection)
     matrices = {}
     for name, weight, bias in (("q", old.weight_q, old.bias_q), ("k", old.weight_k, old.bias_k)):
-        if isinstance(old, Detached):
+        if old.frozen:
             frozen = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
             matrices[name] = FrozenRows(weight, bias, frozen, stop_gradient=old.stop_gradient)
         else:

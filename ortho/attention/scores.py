@@ -4,7 +4,7 @@ from math import inf, sqrt
 
 import torch
 
-from ortho import _checks
+from ortho import checks
 from ortho._typing import Bool, Float, Tensor
 
 TINY = 1e-6  # added to the squared length of a vector that is normalised
@@ -61,5 +61,5 @@ def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*bat
     would become 0.
     """
     squares = (x * x).sum(-1, keepdim=True)
-    _checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
+    checks.within(name, "squared lengths", squares, 0, torch.finfo(x.dtype).max)
     return x * squares.add(TINY).rsqrt()

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho._weights import new_weight, split_heads
 from ortho.attention.cache import Cache, StateCache
 from ortho.attention.untrained.patterns import EMPTY
 from ortho.attention.untrained.positional_attention import (
@@ -20,6 +18,7 @@ from ortho.attention.untrained.positional_attention import (
     positional_attention,
     positional_attention_reference,
 )
+from ortho.heads import merge_heads, new_weight, split_heads
 from ortho.projections import head_sizes
 
 __all__ = ["PositionalHeads", "sinusoidal_positions"]
@@ -43,7 +42,6 @@ class PositionalHeads(nn.Module):
     by num_heads, and for a number of patterns other than num_heads.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -62,13 +60,12 @@ class PositionalHeads(nn.Module):
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
         if len(self.patterns) != num_heads:
             raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
-        self.form, self.empty = form, _checks.one_of("empty", empty, EMPTY)
+        self.form, self.empty = form, checks.one_of("empty", empty, EMPTY)
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
         self.weight_v = new_weight(width, d_model, **kind)
         self.weight_o = new_weight(d_model, width, **kind)
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -87,29 +84,27 @@ class PositionalHeads(nn.Module):
         True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words.
         `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
         """
-        _checks.sequence("x", x, self.weight_v)
+        checks.sequence("x", x, self.d_model)
         if initial_state is not None and key_padding_mask is not None:
             raise ValueError("key_padding_mask: expected None beside an initial_state, got a mask")
-        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
-            _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
+            cache.fits("PositionalHeads")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
-                return self._merge(cache.attend(v, v, v))
+                return self._merge(cache.attend(v, v, v, function=self._called))
         kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
         o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
-    @checked
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer; it holds the sums that the patterns need."""
-        return StateCache(self, self._called, capacity)
+        return StateCache(PositionalHeads, capacity)
 
-    def _called(self, *qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
+    def _called(self, *qkv: Tensor, **kwargs: Any) -> Any:
         """This layer's attention with a mechanism's signature, as caches call it."""
-        assert scale is None
         return self._attend(qkv[2], **kwargs)
 
     def _attend(self, v: Tensor, **kwargs: Any) -> Any:
@@ -118,7 +113,7 @@ class PositionalHeads(nn.Module):
 
     def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
-        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+        return linear(merge_heads(o), self.weight_o)
 
     def extra_repr(self) -> str:
         names = ", ".join(pattern.name for pattern in self.patterns)
@@ -131,7 +126,6 @@ def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:
     return named([name for name, share in zip(DEFAULT, shares, strict=True) for _ in range(share)])
 
 
-@checked
 def sinusoidal_positions(
     n: int, d: int, *, start: int = 0, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n d"]:
@@ -141,7 +135,7 @@ def sinusoidal_positions(
     Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
     for a negative start, and for a dtype that is not floating-point.
     """
-    _checks.expect(start >= 0, "start", "an integer of at least 0", start)
+    checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))

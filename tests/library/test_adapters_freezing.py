@@ -28,7 +28,7 @@ from torch import nn
 
 from ortho import MultiheadAttention, TextEncoder, to_standard
 from ortho.adapters import AdaptedAttention, FrozenRows, attention_layers, freeze_qk, heads_record, restore, unfreeze_qk
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 
 PAIRS = [[0, 1], [2, 3], [0, 1, 2, 3]]  # the heads that may be chosen if every two heads share their keys
@@ -148,13 +148,13 @@ def test_layers_that_are_frozen_as_they_are_made():
     """Structured projections stay what they are if nothing changes. A layer that computes no gradient of queries and
     keys becomes one that does when they are trained."""
     x = operands(None)[0]
-    for layer in (StoppedAttention(D, H), StoppedAttention(D, H, projection="stopped")):
+    for layer in (FrozenQKAttention(D, H), FrozenQKAttention(D, H, projection="stopped")):
         layer.double()
         kind, want = type(layer.projection), layer(x)
         freeze_qk(layer, draw=None, stop_gradient=True)
-        assert (type(layer), type(layer.projection)) == (StoppedAttention, kind)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, kind)
         freeze_qk(layer, stop_gradient=True)
-        assert (type(layer), type(layer.projection)) == (StoppedAttention, FrozenProjection)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, FrozenProjection)
         assert not torch.allclose(layer(x), want)
         want = layer(x)
         standard = to_standard(layer)

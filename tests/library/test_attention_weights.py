@@ -9,12 +9,12 @@ from refusals import refuses
 from seeded import generator
 from torch import nn
 
-from ortho import MECHANISMS, MultiheadAttention, RandomFeatureAttention, StoppedAttention, TransformerBlock
+from ortho import MECHANISMS, MultiheadAttention, RandomFeatureAttention, FrozenQKAttention, TransformerBlock
 
 # Two float64 computations of the same sums in different orders, magnified by exponentials of scores up to 20.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 B, N, D, H = 2, 40, 12, 3  # N: more than the mini-batch of test-time training
-WITH = [name for name, m in MECHANISMS.items() if m.gives_weights]
+WITH = [name for name, m in MECHANISMS.items() if m.has_weights]
 WITHOUT = [name for name in MECHANISMS if name not in WITH]
 
 
@@ -51,11 +51,11 @@ def test_outputs_are_the_weights_times_the_values(name, form):
         assert weights.shape == (B, H, N, N)
         close(y, plain)
         close(merged(one, x, weights), y)
-        if masks and not m.fitted:
+        if masks and not m.data_dependent:
             assert not weights[1, :, :, 6:].any()
         if m.causal:
             assert not weights.triu(1).any()
-        if not m.fitted:  # a fit's constants see another part of what passes a gradient
+        if not m.data_dependent:  # a fit's constants see another part of what passes a gradient
             close(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)))
 
 
@@ -83,7 +83,7 @@ def test_weights_are_those_of_torch(masked):
 
 
 @pytest.mark.parametrize(
-    "cls", [partial(MultiheadAttention, num_kv_heads=1), StoppedAttention], ids=["grouped", "stopped"]
+    "cls", [partial(MultiheadAttention, num_kv_heads=1), FrozenQKAttention], ids=["grouped", "stopped"]
 )
 def test_dropout_leaves_out_a_share_of_the_weights(cls):
     """Only in training. The remaining weights are scaled and make the outputs, and x gets a gradient through them."""

@@ -10,7 +10,7 @@ from seeded import generator
 from torch import nn
 from torch.nn.functional import dropout as drop
 
-from ortho import HybridAttention, PositionalHeads, StoppedAttention
+from ortho import HybridAttention, PositionalHeads, FrozenQKAttention
 from ortho.layers.block import DecoderBlock
 from ortho.layers.positional import sinusoidal_positions
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -21,8 +21,8 @@ ARMS = {
     "learned": {},
     "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
     "stopped": {
-        "encoder": {"layer": StoppedAttention},
-        "decoder": {"layer": StoppedAttention},
+        "encoder": {"layer": FrozenQKAttention},
+        "decoder": {"layer": FrozenQKAttention},
         "cross": {"projection": "stopped"},
     },
     "hybrid": {"encoder": SEVEN_AND_ONE, "decoder": SEVEN_AND_ONE, "cross": {"num_kv_heads": 2}},

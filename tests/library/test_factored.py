@@ -43,7 +43,7 @@ FACTORED = {
 }
 HELD = {f"{fit}, held": held(fit) for fit in FITS}
 ALL = FACTORED | HELD
-FITTED = [name for name in FACTORED if FACTORED[name].fitted]
+FITTED = [name for name in FACTORED if FACTORED[name].data_dependent]
 CAUSAL = [name for name in ALL if ALL[name].causal]
 CASES = [(name, causal) for name in ALL for causal in (False, True)[: 1 + ALL[name].causal]]
 FORMS = ["reference", "fast"]
@@ -77,10 +77,10 @@ def test_maps_of_the_mechanisms():
     assert {name: repr(feature_map(name)) for name in FACTORED} == MAPS
     assert all(m.reference.keywords["feature_map"] is m.fast.keywords["feature_map"] for m in FACTORED.values())
     said = {
-        what: {name for name, m in FACTORED.items() if getattr(m, what)} for what in ("positional", "signed", "fitted")
+        what: {name for name, m in FACTORED.items() if getattr(m, what)} for what in ("positional", "signed", "data_dependent")
     }
     assert said["positional"] == {"cosformer"} and said["signed"] == {"cosine", "trigonometric"}
-    assert said["fitted"] == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)
+    assert said["data_dependent"] == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)
 
 
 def test_chunks():

@@ -14,7 +14,7 @@ from ortho.cost.layers import COSTS, hybrid, induction_heads, positional_heads, 
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.induction import InductionHeads
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 
 FORMS = ("reference", "fast")
 SPLITS = [
@@ -35,7 +35,7 @@ DRAWN = [
     {"sink": 0.5, "tokens": 2},
 ]  # fmt: skip
 LAYERS = [
-    *((StoppedAttention, stopped_layer, {"projection": p, "form": form, **kind})
+    *((FrozenQKAttention, stopped_layer, {"projection": p, "form": form, **kind})
       for p in ("stopped", "structured-stopped") for form in FORMS for kind in SHARED),
     *((HybridAttention, hybrid, {"heads": heads}) for heads in SPLITS),
     *((PositionalHeads, positional_heads, {"empty": empty, **kind})

@@ -18,7 +18,7 @@ from ortho import (
     MultiheadAttention,
     PositionalHeads,
     RandomFeatureAttention,
-    StoppedAttention,
+    FrozenQKAttention,
     SynthesizerAttention,
     TransformerBlock,
 )
@@ -49,7 +49,7 @@ def random_features(width, heads, *, generator, dtype, **kwargs):
 # Each takes (width, heads, *, form, generator, dtype).
 LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
 LAYERS |= {
-    "stopped, grouped": partial(StoppedAttention, projection="stopped", num_kv_heads=2, bias=True),
+    "stopped, grouped": partial(FrozenQKAttention, projection="stopped", num_kv_heads=2, bias=True),
     "induction of three": partial(InductionHeads, tokens=3),
     "induction with a sink": partial(InductionHeads, tokens=2, key_dim=9, sink=0.75),
     "structured induction": partial(InductionHeads, tokens=2, draw="structured"),

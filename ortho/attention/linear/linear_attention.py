@@ -108,17 +108,25 @@ def _weights(call: Call, feature_map: FeatureMap, same_tokens: bool) -> Float[Te
     return weights if blocked is None else weights.masked_fill(blocked, 0)
 
 
+def default_map() -> FeatureMap:
+    """elu(x) + 1 (Katharopoulos et al. 2020)."""
+    from ortho.attention.linear.feature_maps import EluPlusOne  # made of this file's `FeatureMap`
+
+    return EluPlusOne()
+
+
 @attention_function()
 def linear_attention_reference(
-    call: Call, *, feature_map: FeatureMap, same_tokens: bool = False
+    call: Call, *, feature_map: FeatureMap | None = None, same_tokens: bool = False
 ) -> Float[Tensor, "*batch N V"]:
     """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
-    Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`, except for `scale`,
-    which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
+    The default map is elu(x) + 1. Arguments, errors and state (earlier keys and values) are as in
+    `softmax_attention_reference`, except for `scale`, which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
     map that looks at the whole sequence then also leaves out the queries at the positions of hidden keys. A row whose
     weights are all 0 gives 0, and one whose weights leave the range of the dtype gives NaN.
     """
+    feature_map = default_map() if feature_map is None else feature_map
     _refuse_parts(call, feature_map, same_tokens)
     weights = _weights(call, feature_map, same_tokens)
     total = weights.sum(-1, keepdim=True)
@@ -128,7 +136,11 @@ def linear_attention_reference(
 
 @attention_function(keeps="sums")
 def linear_attention(
-    call: Call, *, feature_map: FeatureMap, same_tokens: bool = False, chunk: int | None = None
+    call: Call,
+    *,
+    feature_map: FeatureMap | None = None,
+    same_tokens: bool = False,
+    chunk: int | None = None,
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`linear_attention_reference` in time and memory linear in N; a causal call works in chunks of at most `chunk`.
 
@@ -142,6 +154,7 @@ def linear_attention(
 
     Raises ValueError for an `attn_mask` that is not one row for all queries.
     """
+    feature_map = default_map() if feature_map is None else feature_map
     _refuse_parts(call, feature_map, same_tokens)
     q, k, v = call.q, call.k, call.v
     S, peak, start = _memory(call, feature_map)
@@ -303,7 +316,7 @@ def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechani
         causal=feature_map.causal,
         cost=partial(linear_attention_cost, feature_map=feature_map),
         positional=feature_map.positional,
-        fitted=not feature_map.causal,
+        data_dependent=not feature_map.causal,
         same_tokens=not feature_map.causal,
         signed=feature_map.weights == "signed",
     )

@@ -8,11 +8,11 @@ from torch import nn
 from ortho import _checks
 from ortho._checks import checked
 from ortho._typing import Float, State, Tensor
-from ortho._weights import frozen
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, TrigonometricFeatures
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.heads import frozen
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
@@ -36,6 +36,7 @@ class RandomFeatureAttention(nn.Module):
 
     features: Tensor
     same_tokens = True  # as in `Mechanism`
+    keeps = "sums"
 
     @checked
     def __init__(

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from ortho import checks
-from ortho._checks import Kernel, once
 from ortho._cost import Cost
 from ortho._typing import Float
 from ortho.attention.call import Call, attention_function, upcast
+from ortho.attention.kernel import once
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
@@ -107,7 +108,7 @@ def _forward(
     return o, L
 
 
-class _Flash(Kernel):
+class _Flash(Function):
     @staticmethod
     def forward(
         ctx: Any,

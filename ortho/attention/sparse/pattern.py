@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
+from typing import Any
 
 import torch
 
@@ -146,10 +147,10 @@ def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
     )
 
 
-def pattern_of(mechanism: Mechanism) -> Pattern | None:
-    """The pattern of a mechanism made by `pattern_mechanism`; None for other mechanisms."""
+def pattern_of(mechanism: Mechanism, **options: Any) -> Pattern | None:
+    """The pattern of a mechanism made by `pattern_mechanism`, with these options; None for other mechanisms."""
     keywords = mechanism.fast.keywords if isinstance(mechanism.fast, partial) else {}
-    pattern = keywords.get("pattern")
+    pattern = {**keywords, **options}.get("pattern")
     return pattern if isinstance(pattern, Pattern) else None
 
 

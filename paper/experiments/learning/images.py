@@ -23,7 +23,7 @@ from ortho.attention.untrained.patterns import Shift
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
 from paper.experiments.engine.records import Case, Record, by_device
@@ -92,7 +92,7 @@ def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
     return {
         "learned": MultiheadAttention,
         "frozen": partial(MultiheadAttention, projection="frozen"),
-        "stopped": partial(StoppedAttention, projection="stopped"),
+        "stopped": partial(FrozenQKAttention, projection="stopped"),
         "frozen Gaussian": partial(MultiheadAttention, projection=gaussian),
         "static random": partial(synthesizer_heads, source="fixed-random", max_length=data.tokens),
         "positional": partial(neighbours, columns=data.columns),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho._cost import Cost, linear_map, product
-from ortho._weights import new_weight, split_heads
+from ortho.heads import new_weight, split_heads
 from ortho.cost.layers import NOT_DERIVED
 from ortho.models.language_model import LanguageModel
 

@@ -25,7 +25,7 @@ from ortho.attention.untrained.positional_attention import SEVEN
 from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from paper.experiments.engine.records import Case, Record, by_device
 from paper.experiments.learning import analysis, fitting, rates
@@ -87,7 +87,7 @@ def arms(d: int) -> dict[str, dict[str, Mapping[str, Any]]]:
         "1 learned, wide": {"encoder": {"num_heads": 1}},
         "8 frozen": {"encoder": frozen},
         "8 frozen everywhere": {"encoder": frozen, "decoder": frozen, "cross": frozen},
-        "8 stopped": {"encoder": {"layer": StoppedAttention, "projection": "stopped"}},
+        "8 stopped": {"encoder": {"layer": FrozenQKAttention, "projection": "stopped"}},
         "7 stopped + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "stopped": H - 1}}},
     }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ortho._checks import one_of, positive_int
-from ortho._weights import split_heads
+from ortho.heads import split_heads
 from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
 from paper.experiments.engine import benchmark

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ortho._checks import one_of
 from ortho.cost.models import RecomputedCost, recomputed
 from ortho.layers.block import TransformerBlock
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from paper.experiments.engine import benchmark
 from paper.experiments.engine.benchmark import Budget, Timing
 from paper.experiments.engine.records import Case, Record
@@ -103,9 +103,9 @@ def build(case: Case) -> dict[str, nn.Module]:
 
     fused = blocks()
     modules: dict[str, nn.Module] = {KEPT: nn.Sequential(*fused)}
-    modules |= {arm: Recomputed(fused, segments) for arm, segments in segments_of(case).items()}
+    modules |= {arm: Checkpointed(fused, segments) for arm, segments in segments_of(case).items()}
     modules[MATERIALISED] = nn.Sequential(*blocks(form="reference"))
-    modules[SELECTIVE] = nn.Sequential(*blocks(attention=RecomputedAttention()))
+    modules[SELECTIVE] = nn.Sequential(*blocks(attention=CheckpointedAttention()))
     return modules
 
 

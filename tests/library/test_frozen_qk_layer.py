@@ -11,7 +11,7 @@ from seeded import draw
 
 from ortho import MultiheadAttention
 from ortho.cost.counting import saved_bytes
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.projections import FrozenProjection
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -26,7 +26,7 @@ def pair(projection="structured-stopped", *, dtype=torch.float64, form="fast", *
     """The layer, and one that leaves its gradient to autograd, with the same weights; no bias is 0."""
     kwargs |= {"projection": projection, "dtype": dtype}
     g = torch.Generator().manual_seed(1)
-    one = StoppedAttention(WIDTH, H, generator=g, form=form, **kwargs)
+    one = FrozenQKAttention(WIDTH, H, generator=g, form=form, **kwargs)
     with torch.no_grad():
         for name, bias in one.named_parameters():
             if "bias" in name:
@@ -135,7 +135,7 @@ def test_not_twice():
 
 
 def stopped(**kwargs):
-    return StoppedAttention(WIDTH, H, dtype=torch.float64, **kwargs)
+    return FrozenQKAttention(WIDTH, H, dtype=torch.float64, **kwargs)
 
 
 BAD = [
@@ -160,12 +160,12 @@ def test_errors(refused):
 
 
 def test_an_unknown_argument_is_refused():
-    layer, x = StoppedAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
+    layer, x = FrozenQKAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
     with pytest.raises(TypeError, match="key_padding: expected some of cache, initial_state, need_weights"):
         layer(x, key_padding=None)
 
 
-@pytest.mark.parametrize("cls", [StoppedAttention, partial(MultiheadAttention, projection="structured")])
+@pytest.mark.parametrize("cls", [FrozenQKAttention, partial(MultiheadAttention, projection="structured")])
 def test_biases_in_autocast(cls):
     """Queries and keys stay in autocast's dtype, as values do."""
     layer, x = cls(WIDTH, H, bias=True), torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0))
