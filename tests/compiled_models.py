@@ -9,12 +9,12 @@ from ortho.adapters import freeze_qk, set_heads
 from ortho.attention import FORMS
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
 from ortho.attention.sparse.window import Window
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.feed_forward import MixtureOfExperts
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HEADS
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.short_convolution import ConvolvedAttention
-from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.encoders import TextEncoder, VisionTransformer
@@ -126,7 +126,8 @@ CASES |= {
     for room in (None, 1.0)
 }
 CASES |= {
-    f"recomputed {name}": layer(attention=CheckpointedAttention(name, "fast")) for name in ("softmax", "linear", "window")
+    f"recomputed {name}": layer(attention=CheckpointedAttention(name, "fast"))
+    for name in ("softmax", "linear", "window")
 }
 CASES |= {
     f"recomputed blocks, {name}": (

@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from ortho.attention.sparse.pattern import pattern_of
 from ortho.heads import repeat_kv
 
 __all__ = ["Cache", "KeyValueCache", "PartsCache", "RingCache", "RotaryCache", "StateCache", "new_cache"]
+
+
+CacheT = TypeVar("CacheT", bound="Cache")
 
 
 def new_cache(
@@ -136,7 +139,7 @@ class Cache(ABC):
         """Bytes held; 0 before the first token."""
         return sum(x.nbytes for x in (*self._held, *self.beside))
 
-    def copy(self) -> Self:
+    def copy(self: CacheT) -> CacheT:
         """An independent copy."""
         return copy.deepcopy(self)
 
@@ -222,8 +225,9 @@ class RotaryCache(KeyValueCache):
 class RingCache(KeyValueCache):
     """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
-    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A query is multiplied only with
-    the keys that its pattern allows. With a ring, `capacity` may be None.
+    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
+    with the keys that its pattern allows; several at once with all keys that any of them may read, under a mask. With a
+    ring, `capacity` may be None.
     """
 
     def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
@@ -237,35 +241,45 @@ class RingCache(KeyValueCache):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
         held, n = self._keys_values(q, k, v, given), k.shape[-2]
+        if n == 1:  # it is stored first: the token that it replaces is out of its reach
+            slot = self._slot(self.length)
+            for slots, x in zip(held, (k, v), strict=True):
+                slots[..., slot, :] = x[..., 0, :]
+            self._positions[slot] = self.length
+            return self._read(q, *held, self._positions, scale)
         new = torch.arange(self.length, self.length + n, device="cpu")
-        if n > 1 and self.length:  # one after the other: a token may take the place of one that an earlier query reads
-            rows = zip(*(x.split(1, -2) for x in (q, k, v)), new.tolist(), strict=True)
-            return torch.cat([self._read(*row, scale) for row in rows], -2)
-        if n == 1:
-            return self._read(q, k, v, self.length, scale)
+        if self.length:
+            keys, values = (torch.cat(pair, -2) for pair in zip(held, (k, v), strict=True))
+            o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
+        else:
+            o = self._whole(q, k, v, scale)
         if self._ring:  # of tokens that share a slot, the last one stays
-            new = new[(new < self._first) | (new >= n - self._ring)]
-        slots = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
-        self._positions[slots] = new
-        for kept, x in zip(held, (k, v), strict=True):
-            kept[..., slots.to(x.device), :] = x[..., new.to(x.device), :]
-        return self._whole(q, k, v, scale)
+            new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
+        places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
+        self._positions[places] = new
+        rows, places = (index.to(k.device) for index in (new - self.length, places))
+        for slots, x in zip(held, (k, v), strict=True):
+            slots.index_copy_(-2, places, x.index_select(-2, rows))
+        return o
 
     def _slot(self, position: int) -> int:
         """The slot of the token at this position."""
         return position if position < self._first else self._first + (position - self._first) % self._ring
 
-    def _read(self, q: Tensor, k: Tensor, v: Tensor, position: int, scale: float | None) -> Tensor:
-        """Store a token, in the place of one that is out of its reach, and return its output."""
-        slot, (keys, values) = self._slot(position), self._held
-        keys[..., slot, :], values[..., slot, :], self._positions[slot] = k[..., 0, :], v[..., 0, :], position
-        allowed = self._pattern.rule(True)(torch.tensor(position), self._positions) & (self._positions >= 0)
-        if not bool(allowed.all()):
-            picked = allowed.nonzero()[:, 0].to(keys.device)
+    def _read(self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None) -> Tensor:
+        """The outputs of the newest tokens' queries, over keys at these positions; -1 marks an empty slot."""
+        n = q.shape[-2]
+        i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
+        allowed = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
+        read = allowed.any(0)
+        if not bool(read.all()):
+            picked = read.nonzero()[:, 0]
+            allowed, picked = allowed[:, picked], picked.to(keys.device)
             keys, values = keys.index_select(-2, picked), values.index_select(-2, picked)
         if not keys.shape[-2]:
             return values.new_zeros(*q.shape[:-1], values.shape[-1])
-        return _shared_attention(MECHANISMS["softmax"].form(self._made_for[1]), q, keys, values, None, scale)
+        softmax, mask = MECHANISMS["softmax"].form(self._made_for[1]), None if n == 1 else allowed.to(keys.device)
+        return _shared_attention(softmax, q, keys, values, mask, scale)
 
 
 class PartsCache(Cache):

@@ -126,16 +126,17 @@ def attention_function(
             past = 0 if initial_state is None else _past(initial_state, keeps, beside)
             checks.operands(q, k, v, is_causal=is_causal, attn_mask=attn_mask, past=past, bias=bias)
             keys, values, state = (k, v, ()) if initial_state is None else _joined(k, v, initial_state, keeps)
-            call = Call(q, keys, values, is_causal, attn_mask, scale, state, past, return_state)
+            added = attn_mask if attn_mask is not None and attn_mask.dtype != torch.bool else None
+            mask = attn_mask if added is None else added != -torch.inf
+            call = Call(q, keys, values, is_causal, mask, scale, state, past, return_state)
             with no_autocast(q):
                 if upcasts:
                     call.q, call.k, call.v = upcast(q), upcast(keys), upcast(values)
                     for name, value in options.items():
                         if isinstance(value, Tensor) and value.is_floating_point():
                             options[name] = value.to(call.q.dtype).contiguous()
-                if attn_mask is not None and attn_mask.dtype != torch.bool:
-                    call.attn_mask = attn_mask != -torch.inf
-                    call.bias = attn_mask.to(call.q.dtype).masked_fill(~call.attn_mask, 0)
+                if added is not None:
+                    call.bias = added.to(call.q.dtype).masked_fill(added == -torch.inf, 0)
                 found = body(call, **options)
             o, parts = found if isinstance(found, tuple) else (found, ())
             if not return_state:

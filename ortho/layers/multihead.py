@@ -237,7 +237,7 @@ class MultiheadAttention(nn.Module):
         if not isinstance(self.attention, str) or not entry.has_weights:
             what = described(self.attention, {})
             raise ValueError(f"need_weights: expected False with the attention {what}, which has no weights, got True")
-        known = options_of(entry.reference, ()) or ()
+        known = options_of(entry.reference, {}) or ()
         own = {name: option for name, option in self._given.items() if name in known}
         identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
         return drop(entry.reference(q, k, identity, **own, **given), self.dropout, self.training)

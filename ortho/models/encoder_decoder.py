@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from ortho._typing import Bool, Float, Int
-from ortho.layers.block import DecoderBlock, Settings, TransformerBlock
+from ortho.layers.block import DecoderBlock, Settings, TransformerBlock, stack
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.embeddings import (
     add_positions,

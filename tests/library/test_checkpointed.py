@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gradients import trained
-from refusals import refusals, refuses
+from refusals import refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
@@ -70,17 +70,6 @@ def test_attention_alone(causal):
     assert torch.equal(*(layer(x, is_causal=causal) for layer in layers))
     assert plain.saved_bytes - recomputed.saved_bytes == 8 * H * 40 * 40 + (40 * 40 if causal else 0)
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
-
-
-@refusals(
-    [
-        (lambda: Checkpointed([]), "blocks: expected at least one, got none"),
-        (lambda: Checkpointed(blocks(2), 3), "segments: expected at most the 2 blocks, got 3"),
-        (lambda: CheckpointedAttention("delta"), "attention: expected a mechanism without gates, got 'delta'"),
-    ]
-)
-def test_errors(refused):
-    refused()
 
 
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
+from ortho.attention.indexing import indexing
 from refusals import refusals
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ortho import MECHANISMS, MultiheadAttention
-from ortho.attention.indexing import indexing
 from ortho.cost import attention as costs
 from ortho.cost.attention import Traffic, columns_first, materialised, rows_first
 from ortho.cost.counting import Allocations, OperationCounter, count_step, saved_bytes

@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusals import refuses
 
-from ortho import PROJECTIONS, HybridAttention, MultiheadAttention, PositionalHeads, FrozenQKAttention
+from ortho import PROJECTIONS, FrozenQKAttention, HybridAttention, MultiheadAttention, PositionalHeads
 from ortho.cost import layer, model
 from ortho.cost.counting import count_step
 from ortho.cost.layers import cross_layer

@@ -77,7 +77,8 @@ def test_maps_of_the_mechanisms():
     assert {name: repr(feature_map(name)) for name in FACTORED} == MAPS
     assert all(m.reference.keywords["feature_map"] is m.fast.keywords["feature_map"] for m in FACTORED.values())
     said = {
-        what: {name for name, m in FACTORED.items() if getattr(m, what)} for what in ("positional", "signed", "data_dependent")
+        what: {name for name, m in FACTORED.items() if getattr(m, what)}
+        for what in ("positional", "signed", "data_dependent")
     }
     assert said["positional"] == {"cosformer"} and said["signed"] == {"cosine", "trigonometric"}
     assert said["data_dependent"] == {"favor++", "saderf", "aderf", "sderf"} == set(FACTORED) - set(CAUSAL)

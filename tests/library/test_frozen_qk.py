@@ -20,10 +20,10 @@ from torch.autograd import grad
 from ortho.attention.softmax import frozen_qk
 from ortho.attention.softmax.frozen_qk import (
     channels,
-    recomputed_attention,
     frozen_qk_attention,
     frozen_qk_attention_reference,
     frozen_qk_cost,
+    recomputed_attention,
 )
 from ortho.cost.counting import Allocations, saved_bytes
 
@@ -55,9 +55,7 @@ def exactly(q, k, v, do, **kwargs):
 
 
 def assert_same(*given, close=close, **kwargs):
-    found, expected = (
-        results(form, *given, **kwargs) for form in (frozen_qk_attention, frozen_qk_attention_reference)
-    )
+    found, expected = (results(form, *given, **kwargs) for form in (frozen_qk_attention, frozen_qk_attention_reference))
     close(found, expected)
 
 
@@ -271,9 +269,7 @@ def test_scales(scale, causal):
     assert_same(*operands(17), close=partial(close, atol=1e-12, rtol=1e-12), **options)  # scores up to 100
     for dtype in (torch.float16, torch.bfloat16):
         rounded = operands(17, dtype=dtype)
-        for a, b in zip(
-            results(frozen_qk_attention, *rounded, **options), exactly(*rounded, **options), strict=True
-        ):
+        for a, b in zip(results(frozen_qk_attention, *rounded, **options), exactly(*rounded, **options), strict=True):
             assert (a - b).norm() <= 4 * torch.finfo(dtype).eps * b.norm()  # about as many roundings of each number
 
 

@@ -6,13 +6,11 @@ from functools import partial
 import pytest
 import torch
 from gradients import step, trained
-from refusals import refusals
 from seeded import draw
 
 from ortho import MultiheadAttention
 from ortho.cost.counting import saved_bytes
 from ortho.layers.frozen_qk import FrozenQKAttention
-from ortho.projections import FrozenProjection
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -136,27 +134,6 @@ def test_not_twice():
 
 def stopped(**kwargs):
     return FrozenQKAttention(WIDTH, H, dtype=torch.float64, **kwargs)
-
-
-BAD = [
-    (
-        lambda m, x: stopped(attention="softmax"),
-        "attention: expected none, it is softmax, got str 'softmax'",
-        TypeError,
-    ),
-    (lambda m, x: stopped(projection="frozen"), "projection: expected one that stops the gradient, got str"),
-    (lambda m, x: stopped(projection="learned"), "projection: expected one that stops the gradient, got st"),
-    (lambda m, x: stopped(projection=FrozenProjection(WIDTH, H)), "projection: expected one that stops the"),
-    (lambda m, x: m(x, attn_mask=x[0, :, :8] > 0), r"attn_mask: .* broadcasts to \(2, 4, 9, 9\), got \(9, 8"),
-    (lambda m, x: m(x, attn_mask=MASKS["pairs of heads"][None]), "attn_mask: expected a shape that broadc"),
-    (lambda m, x: m(x, cache=m.new_cache(9)), "is_causal: expected True beside a cache, got False"),
-    (lambda m, x: m(x, x[:1]), "context: expected batch 2 like x"),
-]
-
-
-@refusals(BAD)
-def test_errors(refused):
-    refused(stopped(), draw(B, N, WIDTH))
 
 
 def test_an_unknown_argument_is_refused():

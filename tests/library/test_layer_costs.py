@@ -11,10 +11,10 @@ from refusals import refusals
 from ortho import PROJECTIONS
 from ortho.cost.big_o import N, d
 from ortho.cost.layers import COSTS, hybrid, induction_heads, positional_heads, stopped_layer
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.induction import InductionHeads
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.frozen_qk import FrozenQKAttention
 
 FORMS = ("reference", "fast")
 SPLITS = [

@@ -144,7 +144,9 @@ def test_hidden_tokens(name, form, kept):
     m, index = PIECEWISE[name], torch.arange(N)
     mask = {"left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
     given = growing(m, 1, length=N)
-    own = {"same_tokens": True} if m.data_dependent else {}  # otherwise a fit takes queries for those of another sequence
+    own = (
+        {"same_tokens": True} if m.data_dependent else {}
+    )  # otherwise a fit takes queries for those of another sequence
     function = partial(m.form(form), **pieces(m.form(form), 4), **own)
     for causal in ways(m):
         masked = partial(function, is_causal=causal, attn_mask=mask)

@@ -122,9 +122,10 @@ def linear_attention_reference(
     """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
     The default map is elu(x) + 1. Arguments, errors and state (earlier keys and values) are as in
-    `softmax_attention_reference`, except for `scale`, which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
-    map that looks at the whole sequence then also leaves out the queries at the positions of hidden keys. A row whose
-    weights are all 0 gives 0, and one whose weights leave the range of the dtype gives NaN.
+    `softmax_attention_reference`, except for `scale`, which is at least 0 and by default the map's own. `same_tokens`
+    says that query i and key i are the same token: a map that looks at the whole sequence then also leaves out the
+    queries at the positions of hidden keys. A row whose weights are all 0 gives 0, and one whose weights leave the
+    range of the dtype gives NaN.
     """
     feature_map = default_map() if feature_map is None else feature_map
     _refuse_parts(call, feature_map, same_tokens)
