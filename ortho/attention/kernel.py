@@ -37,7 +37,7 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(backward)
-    def guarded(ctx: Any, *gradients: Tensor) -> Any:
+    def guarded(ctx: Any, *gradients: Tensor | None) -> Any:
         first = next(x for x in gradients if x is not None)
         if torch.compiler.is_compiling():
             torch.ops.ortho.once(first)  # checks when the graph runs

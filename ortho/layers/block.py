@@ -216,8 +216,8 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     if isinstance(value, Mapping):
         return {name: _copied(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(each) for each in value]
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each) for each in value)
     if isinstance(value, partial):
         return partial(value.func, *_copied(value.args), **_copied(value.keywords))
     return value

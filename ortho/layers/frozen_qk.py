@@ -49,7 +49,7 @@ class FrozenQKAttention(MultiheadAttention):
         context: Float[Tensor, "B M d"] | None = None,
         value: Float[Tensor, "B M d"] | None = None,
         *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         **others: Any,

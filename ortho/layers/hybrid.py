@@ -70,7 +70,7 @@ class HybridAttention(nn.Module):
         self,
         x: Float[Tensor, "B N d"],
         *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         initial_state: tuple[State, ...] | None = None,
@@ -79,8 +79,8 @@ class HybridAttention(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], tuple[State, ...]]:
         """x (B, N, d) -> (B, N, d).
 
-        `attn_mask` broadcasts to (B, H, N, N), True = may attend; heads whose state sums up the keys take only
-        masks of keys. `key_padding_mask` (B, N) is True = padding. With `initial_state` and `return_state` a causal
+        `attn_mask` broadcasts to (B, H, N, N), True = attend; heads whose state sums up the keys take only masks of
+        keys, and only softmax attention takes numbers. `key_padding_mask` (B, N) is True = padding. With `initial_state` and `return_state` a causal
         sequence can be cut anywhere; a state holds the groups' states. A `cache` (`new_cache`) does so in place.
         """
         if cache is not None and (initial_state is not None or return_state):

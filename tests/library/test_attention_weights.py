@@ -59,7 +59,7 @@ def test_outputs_are_the_weights_times_the_values(name, form):
             close(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)))
 
 
-@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("name", [name for name in WITHOUT if name != "selective-scan"])  # weights for each channel
 def test_without_weights_the_outputs_are_not_linear_in_the_values(name):
     """And `need_weights` is refused by name."""
     one, call = layer(name), {"is_causal": True}
@@ -130,7 +130,7 @@ def test_from_torch_and_back(bias):
     again = ours.to_torch()
     assert again.dropout == 0.1
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
-    linear = MultiheadAttention.from_torch(theirs, attention="linear", form="reference")
+    linear = MultiheadAttention.from_torch(theirs, attention="linear", form="reference", dropout=0.0)
     assert torch.equal(linear.weight_v, ours.weight_v) and linear.attention == "linear"
 
 

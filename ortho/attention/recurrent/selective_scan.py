@@ -175,5 +175,6 @@ MECHANISM = Mechanism(
     cost=selective_scan_cost,
     positional=True,
     signed=True,
+    has_weights=False,  # each channel of the values has its own
     gates={"dt": ChannelStep, "A": ChannelRates},
 )
