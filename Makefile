@@ -33,8 +33,12 @@ exact: ## install the files of requirements/, by their hashes, into the environm
 	@$(PY) $(INSTALL) --no-deps --require-hashes -r requirements/exact.txt
 	@$(PY) $(INSTALL) --no-deps --no-build-isolation -e .
 
-book: execute ## execute every notebook, then build the pages
-	@$(MAKE) --no-print-directory html
+# In a copy of the tree, so that this one stays as it is, also where another processor draws another pixel.
+book: $(READY) ## execute every notebook and build the pages, all in _build
+	@rm -rf _build/executed && mkdir -p _build/executed
+	@tar -c --exclude=./_build --exclude=./.venv --exclude=./.git --exclude='*.part' . | tar -x -C _build/executed
+	@$(MAKE) --no-print-directory -C _build/executed PY=$(if $(findstring /,$(PY)),$(abspath $(PY)),$(PY)) execute html
+	@rm -rf $(HTML) && mv _build/executed/$(HTML) $(HTML)
 
 html: $(READY) ## build the pages from the stored outputs, warnings as errors
 	@rm -rf $(HTML)
@@ -60,7 +64,7 @@ serve: $(READY) ## serve the built book on this machine (PORT=8000)
 	@echo "The book: http://127.0.0.1:$(PORT)/ (stop with Ctrl-C; if the port is taken: make serve PORT=8001)"
 	@$(PY) -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
 
-execute: $(READY) ## run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 takes live timings anew)
+execute: $(READY) ## for authors: run notebooks in place (NOTEBOOKS="..." for some; FRESH=1 takes live timings anew)
 	@$(PY) -m tools.notebooks execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
 	@$(PY) tools/readme.py
 
@@ -86,7 +90,7 @@ lint: check ## style, types, direction of imports
 	$(PY) -m mypy
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
-experiments: $(READY) ## measure what is missing or stale (BUDGET=seconds a pass, JOBS=runs side by side)
+experiments: $(READY) ## measure what has no record (BUDGET=seconds a pass, JOBS=runs side by side)
 	-$(PY) -m paper experiments $(LIMITS)
 	$(PY) -m tools.rates
 	$(PY) -m paper experiments $(LIMITS)

@@ -16,7 +16,7 @@ Functions on q, k, v are in `ortho.attention`, and `ortho.attention.register` en
 """
 
 from ortho import attention, cost, orthogonal, projections
-from ortho.adapters import freeze_qk, set_heads, standard_heads, to_standard, unfreeze_qk
+from ortho.adapters import freeze_qk, to_standard, unfreeze_qk
 from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
 from ortho.layers.block import TransformerBlock
@@ -64,8 +64,6 @@ __all__ = [
     "new_cache",
     "orthogonal",
     "projections",
-    "set_heads",
-    "standard_heads",
     "to_standard",
     "unfreeze_qk",
 ]

@@ -70,7 +70,7 @@ def _mechanisms(as_json: bool) -> None:
 def _beside() -> dict[str, list[tuple[str, str]]]:
     """The lists beside the mechanisms: in each, the names and the functions or classes that they stand for."""
     from ortho import HEADS, PROJECTIONS
-    from ortho.attention.untrained.patterns import PATTERNS
+    from ortho.attention.positional.patterns import PATTERNS
     from ortho.layers.synthesizer import SOURCES
 
     lists: tuple[Mapping[str, Any], ...] = (PROJECTIONS, HEADS, PATTERNS, SOURCES)

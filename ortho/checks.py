@@ -72,11 +72,16 @@ def unknown(name: str, value: Any, known: Collection[str], beside: str = "") -> 
 
     All names are listed if they are few, or if none is near.
     """
-    near = next(_near(value, known), None) if isinstance(value, str) else None
+    near = nearest(value, known)
     names = ", ".join(map(repr, known))
     if near and len(known) > WHOLE:
         names = f"{len(known)} names (all: list({LISTS[name]}))" if name in LISTS else f"{len(known)} names"
     return f"{name}: expected one of {names}{beside}, got {value!r}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def nearest(value: Any, known: Collection[str]) -> str | None:
+    """The known name that is most likely meant, if any is near."""
+    return next(_near(value, known), None) if isinstance(value, str) else None
 
 
 def _near(value: str, known: Collection[str]) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ortho._checks import checked
 from ortho._typing import Float, Tensor
 
 
@@ -43,7 +42,6 @@ def _tall(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return sample
 
 
-@checked
 @_tall
 def haar(gaussian: Tensor) -> Tensor:
     r"""QR of a Gaussian matrix, with the signs of R's diagonal moved into Q.
@@ -57,7 +55,6 @@ def haar(gaussian: Tensor) -> Tensor:
     return q * sign
 
 
-@checked
 @_tall
 def svd(gaussian: Tensor) -> Tensor:
     r"""The orthogonal polar factor $U V^T$ of a Gaussian matrix $G = U \Sigma V^T$.
@@ -69,7 +66,6 @@ def svd(gaussian: Tensor) -> Tensor:
     return u @ vh
 
 
-@checked
 def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows cols"]:
     """Gram-Schmidt, each column projected twice off its predecessors.
 
@@ -95,7 +91,6 @@ def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows c
     return basis
 
 
-@checked
 @_tall
 def gram_schmidt(gaussian: Tensor) -> Tensor:
     """Gram-Schmidt on Gaussian columns (`orthonormalise`): QR with a positive diagonal, so Haar without a correction.
@@ -105,7 +100,6 @@ def gram_schmidt(gaussian: Tensor) -> Tensor:
     return orthonormalise(gaussian)
 
 
-@checked
 @_tall
 def householder(gaussian: Tensor) -> Tensor:
     r"""A product of random Householder reflections, one for each column (Stewart 1980, section 3).
@@ -127,7 +121,6 @@ def householder(gaussian: Tensor) -> Tensor:
     return q
 
 
-@checked
 def gaussian(
     rows: int,
     cols: int | None = None,

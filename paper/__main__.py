@@ -11,9 +11,9 @@ from dataclasses import asdict
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    It is 0 for success; 1 for a damaged ledger or record, claims whose records are missing, a failed case, records that
-    could not be stored, an impossible launch or a missing extra; 130 for Ctrl-C and 143 for SIGTERM while experiments
-    run. Bad usage, such as an unknown name, raises SystemExit with 2.
+    It is 0 for success; 1 for a damaged ledger or record, claims whose records are missing, a failed case, a record
+    that could not be stored or a missing extra; 130 for Ctrl-C and SIGTERM while experiments run. Bad usage, such as an
+    unknown name, raises SystemExit with 2.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ["experiments"]:  # its options are its own

@@ -7,9 +7,10 @@ below another) is asserted where it is computed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import sympy
 
 from ortho import MECHANISMS
@@ -17,20 +18,21 @@ from ortho.cost import block, layer
 from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
 from ortho.theory import retrieval, unbiasedness
-from paper import experiments
+from paper import experiments, memory
 from paper.claims.evidence import does_freezing_hold as learning
 from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
 from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import numbers, read, show
-from paper.claims.outcomes import BITS_A_BYTE
+from paper.claims.outcomes import BITS_A_BYTE, Unit
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_lengths, language
+from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_tables, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.learning.ladder_analysis import Tested
 from paper.experiments.learning.ladder_arms import CONVOLUTION
+from paper.experiments.resampling import student_difference
 from paper.experiments.speed import analysis as speed
 from paper.experiments.speed import attention_analysis, decoding, heads, language_models, value_gradient, whole_models
-from paper.experiments.statistics import Decision
+from paper.experiments.statistics import Decision, Interval, holm
 from paper.theory import approximation
 
 WIDTH, HEADS, LENGTH = 768, 12, 4096
@@ -182,6 +184,27 @@ def measured() -> Values:
     return found
 
 
+TIMED = (
+    "training-step",
+    "attention-speed",
+    "memory-speed",
+    "heads-speed",
+    "exchanged-speed",
+    "bytes-speed",
+    "ladder-speed",
+)
+
+
+def timed_at() -> Values:
+    """Dates and commits at which the times on these pages were measured, by device."""
+    found: dict[str, dict[str, None]] = {}
+    for record in (record for name in TIMED for record in experiments.load(name)):
+        made = record["provenance"]
+        found.setdefault(f"`{record['device']}` {made['date_utc'][:10]}", {})[f"`{made['commit'][:8]}`"] = None
+    told = (f"{when} ({', '.join(commits)})" for when, commits in found.items())
+    return {"timed_at": "; ".join(told)} if found else {}
+
+
 def _gain(rows: Sequence[Any]) -> str:
     gains = [100 * row["speedup"][1] - 100 for row in rows]
     return f"{min(gains):.0f} to {max(gains):.0f} %"
@@ -220,7 +243,7 @@ def retrieving() -> Values:
 
 
 def clocks() -> Values:
-    """Kernels, memories and patterns on the clock, as shares of the fused softmax's time."""
+    """Kernels, memories and patterns on the clock, as shares of the time of fused softmax with the same mask."""
     kernel_names = {
         "linear": "linear attention",
         "linear causal": "causal linear attention",
@@ -254,10 +277,16 @@ def clocks() -> Values:
 
 
 def _shares(records: Sequence[Any], arms: str, names: Mapping[str, str], digits: str) -> dict[str, str]:
-    """Device -> the times of named arms in words, as shares of the fused softmax's at `LENGTH`, where all are there."""
+    """Device -> the times of named arms in words, as shares of those of the fused softmax that sees the same keys, at
+    `LENGTH`, where all are there."""
     found: Values = {}
     for device, lines in attention_analysis.curves(records, arms).items():
-        share = {arm: 100 * row["ratio"][1] for arm, rows in lines.items() for row in rows if row["N"] == LENGTH}
+        share = {
+            arm: 100 * row["ratio_alike"][1]
+            for arm, rows in lines.items()
+            for row in rows
+            if row["N"] == LENGTH and row["ratio_alike"]
+        }
         if names.keys() <= share.keys():
             found[device] = ", ".join(f"{name} {share[arm]:{digits}} %" for arm, name in names.items())
     return found
@@ -289,6 +318,12 @@ def patterns() -> Values:
     return {"choosing_top_k": f"{100 * choosing('top-k', LENGTH, 64, 64).share:.0f}"}
 
 
+def _kept_numbers(form: str) -> sympy.Expr:
+    """Numbers that a head of width K keeps for the backward pass, with its output if that is kept."""
+    attend = MECHANISMS["softmax"].form(form)
+    return memory.kept_by_call(lambda q, k, v, _: attend(q, k, v), N * d, N, N**2).subs(d, K)
+
+
 def hardware() -> Values:
     """Flash attention and decoding."""
     tiled, whole = (MECHANISMS["softmax"].cost(1, N, 1, K, K, form=form) for form in ("fast", "reference"))
@@ -299,8 +334,8 @@ def hardware() -> Values:
         "flash_forward": _tex(tiled.forward),
         "flash_backward": _tex(tiled.backward),
         "whole_backward": _tex(whole.backward),
-        "flash_kept": _tex(sympy.expand(tiled.saved_bytes / 4)),
-        "whole_kept": _tex(sympy.expand(whole.saved_bytes / 4)),
+        "flash_kept": _tex(_kept_numbers("fast")),
+        "whole_kept": _tex(_kept_numbers("reference")),
         "decode_flops": _tex(step.forward),
         "decode_numbers": _tex(step.nbytes / 4),
     }
@@ -398,203 +433,252 @@ def freezing_learnt() -> Values:
     assert len(lost) - len(elsewhere) == len(against) - len(others)
     assert all(label.startswith("translation, ") and label.endswith(" passes") for label in elsewhere)
     margin = f"{Decision.of(baseline.configuration).margin:g}"
+    confidence = Decision.of(baseline.configuration).confidence()
+    assert abs(confidence - (1 - 2 * ladder_analysis.LEVEL)) < 1e-9  # one kind of interval on all pages
     parameters = f"{round(baseline.parameters, -3):,}"
     found = _bits("bytes", text) | {
         "bytes_models": str(len(baseline.seeds)),
-        "bytes_size": f"{parameters} trained parameters and {steps} steps with learned heads, margin {margin} bits",
+        "bytes_size": f"{parameters} trained parameters and {steps} steps with learned heads",
+        "bytes_margin": margin,
         "lost": str(len(lost) - len(elsewhere)),
-        "not_lost": str(len(others) - len(elsewhere)),
-        "not_excluded": str(sum(pair.outcome in ("undecided", "not better") for pair in others.values())),
         "bytes_kept": f"{100 * _kept(text):.0f} %",
+        "confidence": f"{100 * confidence:g} %",
+        "frozen_gap": _difference(text, "frozen", "learned"),
+        "position_gap": _difference(text, "positional", "learned"),
+        "mixed_gain": _difference(text, MIXED, "positional"),
         "draw_gap": _difference(text, "frozen", "frozen Gaussian"),
+        "draw_gap_stopped": _difference(text, "stopped", "stopped Gaussian"),
+        "scale_large": _difference(text, "frozen 4 x", "frozen"),
+        "scale_small": _difference(text, "frozen 1/4 x", "frozen"),
     }
+    equal = language.by_arm(experiments.load("bytes-parameters"), device)
+    if {"positional", "learned"} <= equal.keys():
+        _expect(equal, "learned", positional="worse")
+        found["position_gap_steps"] = _difference(equal, "positional", "learned")
     if elsewhere:
         found["lost_long"] = "; ".join(
-            f"{pair.unit.spelt(pair.mean, pair.interval)} {pair.unit.name} with {label.removeprefix('translation, ')}"
+            f"{_with_runs(pair.unit, pair.mean, pair.interval, pair.runs)} {pair.unit.name} with "
+            f"{label.removeprefix('translation, ')}"
             for label, pair in elsewhere.items()
         )
     stages = along_budgets(experiments.load("bytes-budgets"), device, text)
     longest = min((width for width, _ in stages), default=0), max(language.BUDGETS)
     if longest in stages:
-        found |= _later(stages[longest], longest[1], float(margin))
+        found |= _later(stages[longest], longest[1])
         if language.same_text(records):
             found |= _tables(text, stages[longest], steps, longest[1])
+    wide = 2 * baseline.configuration["d"]
+    if (wide, 1.0) in stages:
+        _expect(stages[wide, 1.0], "learned", positional="worse")
+        found |= {"wide": str(wide), "position_gap_wide": _difference(stages[wide, 1.0], "positional", "learned")}
     return found | _seconds(device, text)
 
 
+Side = tuple[str, int]  # a kind of heads, and the width of its convolution
+
 # The kinds of heads that are compared with learned ones behind a short convolution, and their own convolutions' widths.
-LADDER = {
+LEARNED: Side = (ladder_analysis.RIVAL, CONVOLUTION)
+SHIFTED: Side = (ladder_analysis.SHIFTED, 0)
+LADDER: dict[str, Side] = {
     "induction": (ladder_analysis.INDUCTION, CONVOLUTION),
     "one": (ladder_analysis.ONE, CONVOLUTION),
     "beside": (ladder_analysis.BESIDE, CONVOLUTION),
-    "shifted": (ladder_analysis.SHIFTED, 0),
+    "shifted": SHIFTED,
+    "control": ("positional", CONVOLUTION),
 }
+MISSING = "–"
+
+
+class Pair(NamedTuple):
+    """Two kinds of heads on a text, when the second has passed a budget; the first has then made as many steps or, with
+    the time of each kind's step, has trained as long."""
+
+    text: str
+    of: Side
+    against: Side
+    budget: int
+    times: Mapping[Side, float] | None = None
 
 
 def longer_budgets() -> Values:
-    """The kinds of `LADDER` at 16 and at 64 times the least budget, and which of them lead over the strongest rival."""
+    """The kinds of `LADDER` at 16 and at 64 times the least budget, beside the strongest rival, positional heads alone
+    and tables of counted bytes.
+
+    At the longest budget some runs of learned heads have learnt to copy and some have not. No interval fits two such
+    groups, so there each run's difference is printed. Raises AssertionError where the records no longer say what the
+    pages say in words.
+    """
     runs = [record for name in ladder_analysis.EXPERIMENTS for record in experiments.load(name)]
-    records = ladder_analysis.standing(runs)
-    early, late = (_measured(_at(records, budget)) for budget in (ladder.LONG, ladder.LONGEST))
-    if not (early and late):
-        return {}
-    found = _compared(early) | _at_last(late) | _rows(early, late)
-    return found | _selective(records, early, late) | _by_length() | _from_shifted(records) | _hypotheses(records)
-
-
-def _hypotheses(records: Sequence[Record]) -> Values:
-    """How many hypotheses were written before their runs, and how many of them are shown; none while one is open."""
-    outcomes = [one for family in ladder_analysis.FAMILIES for one in ladder_analysis.judged(records, family).values()]
-    if any(found is None for found, _ in outcomes):
-        return {}
-    shown = sum(shown for _, shown in outcomes)
-    return {
-        "ladder_hypotheses": str(len(outcomes)),
-        "ladder_shown": str(shown),
-        "ladder_not_shown": str(len(outcomes) - shown),
+    records, times = ladder_analysis.standing(runs), _step_times()
+    tables = {text: ladder_tables.bits(experiments.load("ladder-tables"), text) for text in ladder.TEXTS}
+    late = {
+        (text, name): _compared(records, Pair(text, LADDER[name], LEARNED, ladder.LONGEST))
+        for text in ladder.TEXTS
+        for name in ("induction", "one", "beside", "shifted")
     }
+    lead, alone, one, on_novels = (
+        _compared(records, Pair(text, LADDER[name], LEARNED, ladder.LONG))
+        for text, name in (("python", "induction"), ("python", "control"), ("python", "one"), ("novels", "one"))
+    )
+    if None in late.values() or not (times and lead and alone and all(tables.values())):
+        return {}
+    assert lead.interval[1] < 0 < alone.mean  # a lead of retrieval alone, which is gone at the longest budget
+    assert all(found is not None and found.mean > 0 for (_, name), found in late.items() if name == "induction")
+    sizes = ladder.case("python", ladder_analysis.RIVAL)
+    found = {
+        "ladder_mb": _megabytes(ladder.LONG),
+        "ladder_last_mb": _megabytes(ladder.LONGEST),
+        "ladder_size": f"width {sizes['d']}, {sizes['L']} blocks",
+        "ladder_induction": _spelt(lead),
+        "ladder_control": _spelt(alone),
+        "ladder_one": _spelt(one),
+        "ladder_one_novels": _spelt(on_novels),
+    }
+    for name, of in LADDER.items():
+        early, last = ([Pair(text, of, LEARNED, n) for text in ladder.TEXTS] for n in (ladder.LONG, ladder.LONGEST))
+        timed = early[0]._replace(times=times)
+        first, at_equal_time, novels = (_spelt(_compared(records, pair)) for pair in (early[0], timed, early[1]))
+        each, novels_each = (_each(records, pair) for pair in last)
+        cells = (first, at_equal_time, each, novels, novels_each, f"{times[of]:.2f}")
+        found[f"ladder_row_{name}"] = " | ".join(cells)
+    return found | _from_shifted(records, runs, times) | _counted(records, tables) | _hypotheses(records)
 
 
-def _rows(early: Mapping[str, Tested], late: Mapping[str, Tested]) -> Values:
-    """The table that the pages print: for each kind the differences from learned heads, on each text at either budget,
-    and how many times as long a step on program sources takes; without its name, cells apart by bars."""
+def _step_times() -> dict[Side, float]:
+    """Kind of heads -> how many times as long a step takes on program sources as one of learned heads."""
     timed = experiments.load("ladder-speed")
     device = experiments.judged_device(timed)
-    found: Values = {}
     for record in timed:
         if record["device"] == device and record["configuration"]["text"] == "python":
             ratios = language_models.relative(record)
-            for short, (arm, width) in LADDER.items():
-                names = [f"{text}_{short}" for text in ladder.TEXTS]
-                told = [BITS_A_BYTE.spelt(of[n].mean, of[n].interval) for n in names for of in (early, late)]
-                step = speed.quartiles(ratios[arm if width else f"{arm} without convolution"])[1]
-                found[f"ladder_row_{short}"] = " | ".join([*told, f"{step:.2f}"])
-    return found
+            return {
+                (arm, width): speed.quartiles(ratios[arm if width else f"{arm} without convolution"])[1]
+                for arm, width in (LEARNED, *LADDER.values())
+            }
+    return {}
 
 
-def _measured(found: Mapping[str, Tested | None]) -> dict[str, Tested]:
-    """The differences; none of them if one is not measured yet."""
-    known = {name: one for name, one in found.items() if one is not None}
-    return known if len(known) == len(found) else {}
+def _sides(records: Sequence[Record], pair: Pair) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """Seed -> bits of the test's parts, of either kind."""
+    times = pair.times or {pair.of: 1, pair.against: 1}
+    spent = pair.budget * times[pair.against] / times[pair.of]
+    ours = ladder_analysis.blocks_between(records, (pair.text, *pair.of), spent)
+    return ours, ladder_analysis.blocks(records, (pair.text, *pair.against), pair.budget)
 
 
-def _spelt(found: Mapping[str, Tested]) -> Values:
-    """Each difference with its interval, under its name."""
-    return {f"ladder_{name}": BITS_A_BYTE.spelt(one.mean, one.interval) for name, one in found.items()}
+def _compared(records: Sequence[Record], pair: Pair) -> Tested | None:
+    """What the first kind takes more than the second; None if they have fewer than two seeds in common."""
+    return ladder_analysis.tested(*_sides(records, pair), 0.0)
 
 
-def _at(records: Sequence[Record], budget: int) -> dict[str, Tested | None]:
-    """The difference of each kind from learned heads on each text, at a budget."""
-    return {
-        f"{name}_{short}": ladder_analysis.compared(records, name, arm, budget, convolution=width)
-        for name in ladder.TEXTS
-        for short, (arm, width) in LADDER.items()
-    }
+def _each(records: Sequence[Record], pair: Pair) -> str:
+    """The same run by run, in the order of the seeds, as text."""
+    ours, theirs = _sides(records, pair)
+    more = (float((ours[seed] - theirs[seed]).mean()) for seed in sorted(ours.keys() & theirs.keys()))
+    return ", ".join(map(BITS_A_BYTE.signed, more)) or MISSING
 
 
-def _compared(found: Mapping[str, Tested]) -> Values:
-    """What is compared at 16 times the least budget; AssertionError unless the differences have the signs that the
-    pages give them in words."""
-    assert found["python_induction"].interval[1] < 0 < found["novels_induction"].interval[0]
-    assert found["python_beside"].interval[1] < 0 > found["python_shifted"].interval[1]
-    sizes = ladder.case("python", ladder_analysis.RIVAL)
-    return {
-        "ladder_bytes": _bytes_seen(ladder.LONG),
-        "ladder_seeds": numbers(len(one.seeds) for one in found.values()),
-        "ladder_size": f"width {sizes['d']}, {sizes['L']} blocks",
-        "ladder_confidence": f"{100 - 200 * ladder_analysis.LEVEL:g} %",
-    }
+def _spelt(found: Tested | None) -> str:
+    """A difference of bits with its interval and its runs, as text."""
+    return MISSING if found is None else _with_runs(BITS_A_BYTE, found.mean, found.interval, len(found.seeds))
 
 
-def _at_last(found: Mapping[str, Tested]) -> Values:
-    """The longest budget and its runs; AssertionError if heads that retrieve untrained lead on program sources, or
-    are not behind on novels."""
-    assert found["python_induction"].interval[1] > 0 < found["novels_induction"].interval[0]
-    return {
-        "ladder_last_bytes": _bytes_seen(ladder.LONGEST),
-        "ladder_last_seeds": numbers(len(one.seeds) for one in found.values()),
-    }
+def _with_runs(unit: Unit, mean: float, interval: Interval, runs: int) -> str:
+    """A difference with its interval and the number of runs, as text: 'mean (low to high, n = runs)'."""
+    return f"{unit.spelt(mean, interval)[:-1]}, n\xa0=\xa0{runs})"
 
 
-def _by_length() -> Values:
-    """The lead of selective heads on program sources in the shortest and in the longest windows, over learned heads
-    and over positional heads alone; AssertionError unless both grow with them."""
-    records = ladder_analysis.standing(experiments.load("ladder-lengths"))
-    ends = {"shortest": min(ladder_lengths.LENGTHS), "longest": max(ladder_lengths.LENGTHS)}
-    rivals = {"lead": ladder_analysis.RIVAL, "retrieved": ladder_lengths.CONTROL}
-    known = _measured(
-        {
-            f"{end}_{word}": ladder_lengths.compared(records, "python", N, against=rival)
-            for end, N in ends.items()
-            for word, rival in rivals.items()
-        }
-    )
-    if not known:
-        return {}
-    for word in rivals:
-        assert known[f"longest_{word}"].interval[1] < known[f"shortest_{word}"].interval[0]
-    spelt = _spelt(known)
-    windows = {f"ladder_{end}_window": f"{N:,}" for end, N in ends.items()}
-    return spelt | windows | {"ladder_windows_bytes": f"{ladder_lengths.SEEN:,}"}
+def _means(records: Sequence[Record], text: str, budget: int) -> dict[Side, float]:
+    """Kind of heads -> its mean bits on a text, of all kinds that have passed the budget."""
+    kinds = {ladder_analysis.key(record)[1:] for record in records if record["configuration"]["text"] == text}
+    found = {of: ladder_analysis.blocks(records, (text, *of), budget).values() for of in sorted(kinds)}
+    return {of: float(np.mean([run.mean() for run in runs])) for of, runs in found.items() if runs}
 
 
-def _selective(records: Sequence[Record], early: Mapping[str, Tested], late: Mapping[str, Tested]) -> Values:
-    """Two heads that read nothing without a match, beside two positional ones, on program sources.
+def _from_shifted(records: Sequence[Record], runs: Sequence[Record], times: Mapping[Side, float]) -> Values:
+    """What two kinds take more than learned heads with the KV shift on program sources, at equal steps and equal time.
 
-    Raises AssertionError unless they lead over learned heads at 16 times the least budget and show no lead at the
-    longest, and unless one learned head beside two of them takes fewer bits, in the mean.
+    Raises AssertionError unless at 16 times the least budget one learned head beside two selective ones takes fewer
+    bits than these and no lead of two heads that retrieve untrained shows; and unless, at the longest, the first kind
+    has the lowest mean of all at equal steps and not at equal time. `runs` has those that choose rates, too.
     """
-    budgets = {"": ladder.LONG, "_last": ladder.LONGEST}
-    compared = partial(ladder_analysis.compared, records, "python", ladder_analysis.SELECTIVE)
-    known = _measured({f"selective{end}": compared(budget) for end, budget in budgets.items()})
-    if not known:
-        return {}
-    for end, others in (("", early), ("_last", late)):
-        assert others["python_beside"].mean < min(0, known[f"selective{end}"].mean)
-    assert known["selective"].interval[1] < 0
-    assert known["selective_last"].interval[0] < 0 < known["selective_last"].interval[1]
-    return _spelt(known) | {"ladder_selective_seeds": numbers(len(one.seeds) for one in known.values())}
+    induction = Pair("python", LADDER["induction"], SHIFTED, ladder.LONG)
+    steps = induction._replace(of=LADDER["beside"])
+    time = steps._replace(times=times)
+    named = {"induction": induction, "beside": steps, "beside_time": time}
+    last = {name: pair._replace(budget=ladder.LONGEST) for name, pair in named.items()}
+    no_lead, *leads, gone = (_compared(records, pair) for pair in (*named.values(), last["beside_time"]))
+    assert no_lead is not None
+    assert no_lead.interval[0] < 0 < no_lead.interval[1]
+    assert all(one is not None and one.interval[1] < 0 for one in leads)
+    assert gone is not None
+    assert gone.mean > 0
+    means = _means(records, "python", ladder.LONGEST)
+    assert min(means, key=means.__getitem__) == steps.of
+    tuned = {}  # at the seed that chooses rates
+    for name, of in (("rival", LEARNED), ("shifted", SHIFTED)):
+        curve = ladder_analysis.curve(runs, ("python", *of), "validation")
+        assert curve is not None
+        tuned[f"ladder_{name}_tuned"] = f"{curve.bits[curve.budgets.index(ladder.LONG)]:.3f}"
+    assert tuned["ladder_shifted_tuned"] > tuned["ladder_rival_tuned"]
+    return (
+        tuned
+        | {f"ladder_shifted_{name}": _spelt(_compared(records, pair)) for name, pair in named.items()}
+        | {f"ladder_shifted_{name}_each": _each(records, pair) for name, pair in last.items()}
+        | {"ladder_induction_each": _each(records, last["induction"]._replace(against=LEARNED))}
+    )
 
 
-def _from_shifted(records: Sequence[Record]) -> Values:
-    """What leads over learned heads with the KV shift on program sources.
+def _counted(records: Sequence[Record], tables: Mapping[str, Mapping[int, Sequence[float]]]) -> Values:
+    """Tables of the last bytes, counted on as much text as the models read, and their row beside the kinds of heads:
+    what the best takes more than learned heads do in the mean.
 
-    Raises AssertionError unless at 16 times the least budget one learned head beside two selective ones does, and two
-    heads that retrieve untrained do not; and unless, at the longest budget, these are behind and that lead no longer
-    shows.
+    Raises AssertionError unless on novels, at the longest budget, the table takes fewer bits than every kind of heads.
     """
-    compared = partial(
-        ladder_analysis.compared, records, "python", against=ladder_analysis.SHIFTED, their_convolution=0
-    )
-    arms = {"induction": ladder_analysis.INDUCTION, "beside": ladder_analysis.BESIDE}
-    budgets = {"": ladder.LONG, "_last": ladder.LONGEST}
-    known = _measured(
-        {f"shifted_{name}{end}": compared(arm, budget) for name, arm in arms.items() for end, budget in budgets.items()}
-    )
-    if not known:
+    found: Values = {}
+    cells = []
+    for text, of in tables.items():
+        longest, best = [], []
+        for budget in (ladder.LONG, ladder.LONGEST):
+            bits = of[budget]
+            best.append(min(bits))
+            longest.append(bits.index(best[-1]) + 1)
+            cells.append(BITS_A_BYTE.signed(best[-1] - _means(records, text, budget)[LEARNED]))
+        found[f"ladder_table_{text}"] = numbers(longest)
+        if text == "novels":
+            means = _means(records, text, ladder.LONGEST)
+            assert best[-1] < min(means.values())
+            found |= {"ladder_novels_counted": f"{best[-1]:.3f}", "ladder_novels_best": f"{min(means.values()):.3f}"}
+    return found | {"ladder_row_table": " | ".join([cells[0], MISSING, *cells[1:], MISSING])}
+
+
+def _hypotheses(records: Sequence[Record]) -> Values:
+    """How many hypotheses were written before their runs, and how many of them are shown if all are one family; none
+    while one is open."""
+    outcomes = [
+        one for family in ladder_analysis.FAMILIES for one, _ in ladder_analysis.judged(records, family).values()
+    ]
+    if any(found is None for found in outcomes):
         return {}
-    assert known["shifted_beside"].interval[1] < 0 < known["shifted_induction"].interval[1]
-    assert known["shifted_induction_last"].interval[0] > 0
-    assert known["shifted_beside_last"].interval[0] < 0 < known["shifted_beside_last"].interval[1]
-    return _spelt(known) | {"ladder_shifted_seeds": numbers(len(one.seeds) for one in known.values())}
+    shown = holm([found.chance for found in outcomes if found is not None], level=ladder_analysis.LEVEL)
+    return {"ladder_hypotheses": str(len(outcomes)), "ladder_shown": str(sum(shown))}
 
 
-def _bytes_seen(budget: int) -> str:
-    """How many bytes the ladder's models have drawn at a budget."""
+def _megabytes(budget: int) -> str:
+    """How many million bytes the ladder's models have read at a budget."""
     sizes = ladder.case("python", ladder_analysis.RIVAL)
-    return f"{budget * sizes['base'] * sizes['B'] * sizes['N']:,}"
+    return f"{budget * sizes['base'] * sizes['B'] * sizes['N'] / 1e6:.1f} MB"
 
 
-def _later(runs: Mapping[str, Runs], times: float, margin: float) -> Values:
+def _later(runs: Mapping[str, Runs], times: float) -> Values:
     """The same models at the longest budget."""
-    _expect(runs, "learned", frozen="worse")
-    assert _judged(runs["positional"], runs["learned"]).outcome != "better"
-    difference = _judged(runs[MIXED], runs["learned"]).difference
-    assert abs(difference.mean) < margin
+    _expect(runs, "learned", frozen="worse", positional="equivalent")
     return _bits("later", runs) | {
         "later_times": f"{times:g}",
         "later_kept": f"{100 * _kept(runs):.0f} %",
-        "later_mixed_gap": _difference(runs, MIXED, "learned"),
+        "later_frozen_gap": _difference(runs, "frozen", "learned"),
+        "later_position_gap": _difference(runs, "positional", "learned"),
+        "later_mixed_gain": _difference(runs, MIXED, "positional"),
     }
 
 
@@ -622,9 +706,8 @@ _ARMS = {
     "frozen": "frozen",
     "stopped": "stopped",
     "identity": "identity",
+    "positional": "positional",
     "mixed": MIXED,
-    "gaussian": "frozen Gaussian",
-    "small": "frozen 1/4 x",
 }
 
 
@@ -648,8 +731,12 @@ def _expect(runs: Mapping[str, Runs], other: str, **outcomes: str) -> None:
 
 
 def _difference(runs: Mapping[str, Runs], arm: str, other: str) -> str:
-    """What an arm takes more than another, with its interval."""
-    return BITS_A_BYTE.spelt(*_judged(runs[arm], runs[other]).difference)
+    """What an arm takes more than another, with Student's interval and the number of runs."""
+    ours, theirs = runs[arm], runs[other]
+    assert ours.seeds == theirs.seeds
+    confidence = Decision.of(ours.configuration).confidence()
+    found = student_difference(ours.values["bits"], theirs.values["bits"], confidence=confidence)
+    return _with_runs(BITS_A_BYTE, *found, len(ours.seeds))
 
 
 def _kept(runs: Mapping[str, Runs]) -> float:
@@ -662,6 +749,7 @@ TOPICS = (
     freezing,
     printed,
     measured,
+    timed_at,
     kernels,
     retrieving,
     clocks,

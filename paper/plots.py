@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 
 __all__ = ["COLOURS", "LABELS", "LOOKS", "error_bars", "figure", "grid", "powers_of_two", "style", "use"]
 
@@ -49,7 +49,7 @@ LOOKS = {
     "taylor": Look(PURPLE, "*"),
     "efficient": Look(BLUE, "s"),
     "efficient-causal": Look(BLUE, "d", ":"),
-    "trigonometric": Look(VERMILION, "^"),
+    "rff": Look(VERMILION, "^"),
     "favor": Look(ORANGE, "v"),
     "favor++": Look(BLUE, "s"),
     "saderf": Look(PURPLE, "p"),

@@ -1,14 +1,10 @@
-"""Small models from torch, from this package and from others, in which tests freeze heads, and how to compare them."""
+"""Small models from torch, from this package and from others, in which tests freeze layers."""
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho import MECHANISMS, MultiheadAttention
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse.pattern import pattern_attention_reference
-from ortho.attention.sparse.window import Window
-from ortho.attention.untrained.positional_attention import PATTERNS, positional_attention_reference
+from ortho import MultiheadAttention
 
 D, H, N = 12, 4, 5
 # float64 products summed in another order: fewer than 100 terms of size 1, each with error 1e-16, a few layers deep.
@@ -77,33 +73,3 @@ def make(name, seed=0):
 def operands(model, seed=1):
     x = torch.randn(3, N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return (x, x.flip(0)) if isinstance(model, nn.TransformerDecoderLayer) else (x,)
-
-
-def rows(heads, width=D // H):
-    return [head * width + i for head in heads for i in range(width)]
-
-
-def by_its_kind(kind, q, k, v, there=None, *, is_causal, scale=None):
-    """The output (B, N, K) of a head by the definition of its mechanism; `there` (B, N) is False at padding."""
-    masks = {"is_causal": is_causal, "attn_mask": None if there is None else there[:, None]}
-    if kind in PATTERNS:
-        masks["attn_mask"] = None if there is None else there[:, None, None]
-        return positional_attention_reference(v[:, None], [kind], **masks)[:, 0]
-    if kind == "linear":
-        return MECHANISMS["linear"].reference(q, k, v, **masks)
-    if isinstance(kind, Window):
-        return pattern_attention_reference(q, k, v, pattern=kind, scale=scale, **masks)
-    return softmax_attention_reference(q, k, v, scale=scale, **masks)
-
-
-def described(model):
-    """What a conversion may change: classes, names, whether they are trained, and values."""
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    kinds = {name: (type(module), module.training) for name, module in model.named_modules()}
-    return kinds, {name: p.requires_grad for name, p in model.named_parameters()}, state
-
-
-def assert_same(one, other):
-    assert one[:2] == other[:2]
-    assert one[2].keys() == other[2].keys()
-    assert all(torch.equal(one[2][name], other[2][name]) for name in one[2])

@@ -169,6 +169,11 @@ SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "app
 SOUND |= {f"{part}_dropout": 0.0 for part in ("hidden", "attention", "activation", "feat_proj")} | {"layerdrop": 0.0}
 SLIDING = {"head_dim": 8, "sliding_window": 4, **GROUPED}
 CLIP = {"projection_dim": 8}
+WIDE = {"hidden_size": 32}  # half of a head turns, in pairs of numbers
+GPTJ = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NEO = {"hidden_size": D, "num_layers": 2, "num_heads": H, "window_size": 4}
+NEO |= {"attention_dropout": 0.0, "embed_dropout": 0.0, "resid_dropout": 0.0}
+JAMBA = {"num_experts": 2, "mamba_d_state": 4, "mamba_d_conv": 2, "use_mamba_kernels": False}
 MODELS = {
     "bert": text("BertModel", "BertConfig", **BERT),
     "bert-decoder": of("cross", "BertModel", "BertConfig", is_decoder=True, add_cross_attention=True, **BERT),
@@ -215,6 +220,35 @@ MODELS = {
     "sam": (sam, "points"),
     "qwen2-vl": (qwen2_vl, "image-tokens"),
     "wav2vec2": of("sound", "Wav2Vec2Model", "Wav2Vec2Config", vocab_size=WORDS, **SOUND, **SIZES),
+    "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=2, **GROUPED),
+    "gemma": causal("GemmaForCausalLM", "GemmaConfig", head_dim=8, **GROUPED),
+    "olmo": causal("OlmoForCausalLM", "OlmoConfig", **GROUPED),
+    "olmo2": causal("Olmo2ForCausalLM", "Olmo2Config", **GROUPED),
+    "cohere": causal("CohereForCausalLM", "CohereConfig", use_qk_norm=True, **GROUPED),
+    "stablelm": causal("StableLmForCausalLM", "StableLmConfig", qk_layernorm=True, **GROUPED),
+    "starcoder2": causal("Starcoder2ForCausalLM", "Starcoder2Config", **GROUPED),
+    "granite": causal("GraniteForCausalLM", "GraniteConfig", **GROUPED),
+    "phi": causal("PhiForCausalLM", "PhiConfig", qk_layernorm=True, **SIZES | WIDE, **TEXT),
+    "persimmon": causal("PersimmonForCausalLM", "PersimmonConfig", **SIZES | WIDE, **TEXT),
+    "bloom": causal("BloomForCausalLM", "BloomConfig", hidden_size=D, n_layer=2, n_head=H, vocab_size=WORDS, **IDS),
+    "gptj": causal("GPTJForCausalLM", "GPTJConfig", n_embd=D, n_layer=2, n_head=H, rotary_dim=4, **GPTJ, **TEXT),
+    "codegen": causal("CodeGenForCausalLM", "CodeGenConfig", n_embd=D, n_layer=2, n_head=H, rotary_dim=4, **TEXT),
+    "gpt-neo": causal("GPTNeoForCausalLM", "GPTNeoConfig", attention_types=[[["global", "local"], 1]], **NEO, **TEXT),
+    "gpt-bigcode": causal("GPTBigCodeForCausalLM", "GPTBigCodeConfig", **GPT2, **TEXT),
+    "xglm": causal("XGLMForCausalLM", "XGLMConfig", d_model=D, num_layers=2, attention_heads=H, ffn_dim=48, **TEXT),
+    "jamba": causal("JambaForCausalLM", "JambaConfig", attn_layer_offset=1, attn_layer_period=2, **JAMBA, **GROUPED),
+    "convbert": text("ConvBertModel", "ConvBertConfig", embedding_size=D, **BERT),
+    "mpnet": text("MPNetModel", "MPNetConfig", **BERT),
+    "xlm-roberta": text("XLMRobertaModel", "XLMRobertaConfig", **BERT),
+    "pegasus": both("PegasusForConditionalGeneration", "PegasusConfig", forced_eos_token_id=None, **SEQ, **TEXT),
+    "mt5": both("MT5ForConditionalGeneration", "MT5Config", decoder_start_token_id=0, **T5),
+    "beit": image("BeitModel", "BeitConfig", use_relative_position_bias=True, **IMAGE, **NO_DROPOUT),
+    "deit": image("DeiTModel", "DeiTConfig", **IMAGE),
+    "dinov2": image("Dinov2Model", "Dinov2Config", **IMAGE),
+    "siglip": image("SiglipVisionModel", "SiglipVisionConfig", **IMAGE),
+    "swinv2": of("image-16", "Swinv2Model", "Swinv2Config", drop_path_rate=0.0, **SWIN),
+    "hubert": of("sound", "HubertModel", "HubertConfig", vocab_size=WORDS, **SOUND, **SIZES),
+    "wavlm": of("sound", "WavLMModel", "WavLMConfig", vocab_size=WORDS, **SOUND, **SIZES),
     "peft-wrapped llama": (wrapped, "causal"),
     "timm-style qkv": (Attention, "vectors"),
     "torch": (Attend, "vectors"),
@@ -237,13 +271,17 @@ LAYERS = {
     "t5": 6,
     "bart": 6,
     "whisper": 6,
+    "pegasus": 6,
+    "mt5": 6,
+    "jamba": 1,
+    "siglip": 3,
     "clip": 4,
     "blip": 6,
     "sam": 9,
     "qwen2-vl": 4,
 }
 LAYERS |= {"nn.Transformer": 3} | {name: 1 for name in MODELS if name.startswith(("torch", "timm", "own"))}
-DTYPES = {"gpt-oss": torch.float32}  # the others in float64
+DTYPES = dict.fromkeys(("gpt-oss", "mixtral", "xglm", "jamba"), torch.float32)  # the others in float64
 
 
 def build(name, seed=0):

@@ -2,13 +2,11 @@
 
 import adapted_models
 import torch
-from torch import nn
 
 from ortho import MECHANISMS, PROJECTIONS, HybridAttention, LanguageModel, MultiheadAttention, TransformerBlock
-from ortho.adapters import freeze_qk, set_heads
+from ortho.adapters import freeze_qk
 from ortho.attention import FORMS
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
-from ortho.attention.sparse.window import Window
 from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.feed_forward import MixtureOfExperts
 from ortho.layers.frozen_qk import FrozenQKAttention
@@ -74,17 +72,7 @@ def frozen(name):
         x = sequences(n, adapted_models.D)
         return ((x, x.flip(1)) if name == "decoder" else (x,)), {}
 
-    return lambda: freeze_qk(adapted_models.make(name), heads=[0, 1], stop_gradient=name == "ortho-frozen"), given
-
-
-def heads_of(*kinds):
-    """An encoder of torch with these heads."""
-
-    def make():
-        one = nn.TransformerEncoderLayer(12, len(kinds), 24, dropout=0.0, batch_first=True)
-        return set_heads(nn.TransformerEncoder(one, 1).double(), {0: kinds})
-
-    return make, lambda n: ((sequences(n, 12),), {})
+    return lambda: freeze_qk(adapted_models.make(name), stop_gradient=name == "ortho-frozen"), given
 
 
 # Name -> (what makes it, its inputs at each length as (arguments, keywords)).
@@ -147,7 +135,3 @@ CASES |= {
     "encoder-decoder, linear": (lambda: EncoderDecoder(WORDS, D, H, 1, cross={"attention": "linear"}, **TEXT), pair),
 }
 CASES |= {f"frozen {name}": frozen(name) for name in adapted_models.MODELS}
-CASES |= {
-    "heads of every kind": heads_of("learned", "previous", Window(2), "linear", "stopped", "start"),
-    "stopped heads": heads_of(*["learned", "stopped"] * 3),
-}

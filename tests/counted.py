@@ -7,24 +7,20 @@ import torch
 from extent import WHOLE
 from torch.utils._pytree import tree_leaves
 
-from ortho.cost import Cost
-from ortho.cost.counting import Counts, count_forward, count_step
+from ortho.cost import Cost, of
+from ortho.cost.counting import flops_of
 
-COUNTED = [f.name for f in fields(Counts) if f.compare]
+COUNTED = ["forward", "backward", "trained", "frozen"]
 FIGURES = [f.name for f in fields(Cost) if f.name != "itemsize"]
-CALLS = COUNTED[:5]  # for a function, which has no parameters
+CALLS = COUNTED[:2]  # for a function, which has no parameters
 SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (3, 16, 16, 1), (1, 1, 4, 4), (2, 33, 64, 4)]  # B, N, d, H
 
 
-def assert_declared(declared, call, *inputs, leaving_out=(), **kwargs):
+def assert_declared(declared, call, *inputs, **kwargs):
     """Assert that `call(*inputs, **kwargs)`, of a module or a function, costs what is declared, forward and backward.
-
-    A function's output counts as saved if autograd keeps it. All figures must be integers.
-    """
-    counts, expected = count_step(call, *inputs, **kwargs), declared + Cost(saved_bytes=declared.output_bytes)
-    assert {n: getattr(counts, n) for n in COUNTED if n not in leaving_out} == {
-        n: getattr(expected, n) for n in COUNTED if n not in leaving_out
-    }
+    All figures must be integers."""
+    counts = of(call, *inputs, **kwargs)
+    assert {n: getattr(counts, n) for n in COUNTED} == {n: getattr(declared, n) for n in COUNTED}
     assert all(type(figure) is int for figure in vars(declared).values())
 
 
@@ -33,7 +29,7 @@ def assert_decodes(declared, layer, width, lengths=range(1, 6 if WHOLE else 4)):
     state = None
     for length in lengths:
         x, expected = torch.zeros(2, 1, width), declared(2, length)
-        assert count_forward(layer, x, is_causal=True, initial_state=state)[0] == expected.decode
+        assert flops_of(layer, x, is_causal=True, initial_state=state) == expected.decode
         _, state = layer(x, is_causal=True, initial_state=state, return_state=True)
         assert sum(part.nbytes for part in tree_leaves(state) if isinstance(part, torch.Tensor)) == expected.state_bytes
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from seeded import draw
 
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask, consecutive
 from ortho.attention.sparse.pattern import Pattern
-from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 
 G, N, M = 3, 23, 17
 K, V = 4, 5
@@ -17,19 +17,16 @@ def operands(*, length=N, keys=M, dtype=torch.float64, size=1.0, sequences=G):
     return [x.to(dtype).requires_grad_() for x in (size * q, k, v)]
 
 
-def shuffled(first, stop, block, g, *, own=False, left_out=0, holes=0):
+def shuffled(first, stop, block, g, *, left_out=0, holes=0):
     """The tokens from `first` to `stop` in random order, in blocks; some are left out, and some places hold none."""
-    rows = []
-    for _ in range(G if own else 1):
-        tokens = first + torch.randperm(stop - first, generator=g)[left_out:]
-        tokens = torch.cat([tokens, torch.full((holes + -(len(tokens) + holes) % block,), ABSENT)])
-        rows.append(tokens[torch.randperm(len(tokens), generator=g)].unflatten(0, (-1, block)))
-    return TokenBlocks(torch.stack(rows) if own else rows[0])
+    tokens = first + torch.randperm(stop - first, generator=g)[left_out:]
+    tokens = torch.cat([tokens, torch.full((holes + -(len(tokens) + holes) % block,), ABSENT)])
+    return tokens[torch.randperm(len(tokens), generator=g)].unflatten(0, (-1, block))
 
 
 def drawn_table(queries, keys, g, *, own=False, most=4):
     """For each tile, up to `most` blocks in random order, then absent ones; the first tile has at least one block."""
-    T, S = queries.positions.shape[-2], keys.positions.shape[-2]
+    T, S = queries.shape[-2], keys.shape[-2]
     rows = torch.full((G if own else 1, T, min(most, S)), ABSENT)
     for t, row in enumerate(rows.flatten(0, 1)):
         number = int(torch.randint(int(t == 0), rows.shape[2] + 1, (), generator=g))
@@ -45,14 +42,14 @@ def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}
 
     queries, keys = order(start, start + N, *queries), order(0, M, *keys)
     allowed = None if labels is None else lambda i, j: labels[i, j] == label
-    return Tiling(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
+    return BlockMask(queries, keys, drawn_table(queries, keys, g, **(table or {})), allowed)
 
 
 def counted(tilings, G, N, M, start=0):
     """For each pair, with queries from `start` on: how many tilings hold it, and how many read it, (G, N, M) each."""
     kept, read = torch.zeros(2, G, N, M, dtype=torch.long)
     for tiling in tilings:
-        tables = (tiling.queries.positions, tiling.keys.positions, tiling.table)
+        tables = (tiling.queries, tiling.keys, tiling.table)
         for g, (queries, keys, table) in enumerate(zip(*(x.expand(G, *x.shape[-2:]) for x in tables), strict=True)):
             i = queries[:, :, None]  # (T, B, 1)
             j = keys[table.clamp(min=0)].masked_fill((table < 0)[..., None], ABSENT).flatten(1)[:, None]  # (T, 1, W B)
@@ -64,7 +61,7 @@ def counted(tilings, G, N, M, start=0):
     return kept, read
 
 
-SHUFFLED, OWN, HOLES = {"left_out": 0}, {"own": True}, {"own": True, "left_out": 5, "holes": 4}
+SHUFFLED = {"left_out": 0}
 # name: queries, keys, table
 KINDS = {
     "spans": ((4, {}), (3, {}), {}),
@@ -74,23 +71,19 @@ KINDS = {
     "shuffled queries": ((4, SHUFFLED), (3, {}), {}),
     "shuffled keys": ((4, {}), (3, SHUFFLED), {}),
     "holes": ((4, {"left_out": 5, "holes": 4}), (5, {"left_out": 3, "holes": 2}), {}),
-    "orders of each": ((3, OWN), (4, OWN), {}),
-    "queries of each": ((3, HOLES), (4, {}), {}),
-    "keys of each": ((4, {}), (3, HOLES), {}),
     "tables of each": ((4, {}), (3, {}), {"own": True}),
-    "all of each": ((3, HOLES), (4, HOLES), {"own": True}),
-    "tables of each, shuffled": ((4, SHUFFLED), (3, OWN), {"own": True}),
+    "tables of each, shuffled": ((4, SHUFFLED), (3, SHUFFLED), {"own": True}),
 }
 
 
 def band(length, width, tile, block, *, relative=False):
     """The keys 0 to `width` - 1 places before a query, in spans."""
     queries, keys = consecutive(0, length, tile), consecutive(0, length, block)
-    i = tile * torch.arange(len(queries.positions))[:, None]
+    i = tile * torch.arange(len(queries))[:, None]
     low, high = (i - width + 1).clamp(min=0) // block, (i + tile - 1).clamp(max=length - 1) // block
     table = low + torch.arange(int((high - low).max()) + 1)
     table = table.masked_fill(table > high, ABSENT)
-    return Tiling(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
+    return BlockMask(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
 
 
 def dilated(length, width, step, block):
@@ -99,12 +92,12 @@ def dilated(length, width, step, block):
     for residue in range(step):
         tokens = torch.arange(residue, length, step)
         rows.append(torch.cat([tokens, torch.full((-len(tokens) % block,), ABSENT)]))
-    order = TokenBlocks(torch.cat(rows).unflatten(0, (-1, block)))
-    t = torch.arange(len(order.positions))[:, None]
+    order = torch.cat(rows).unflatten(0, (-1, block))
+    t = torch.arange(len(order))[:, None]
     table = torch.cat([t, (t - 1).clamp(min=ABSENT)], 1)
     allowed = lambda i, j: (i >= j) & ((i - j) % step == 0) & (i - j < width * step)  # noqa: E731
     assert width <= block + 1
-    return Tiling(order, order, table, allowed, relative=True)
+    return BlockMask(order, order, table, allowed, relative=True)
 
 
 @dataclass(frozen=True)
@@ -118,10 +111,10 @@ class Parity(Pattern):
     def pairs(self, n, *, is_causal=False):
         return int(self.mask(n, is_causal=is_causal).sum())
 
-    def tilings(self, section):
+    def block_masks(self, section):
         first, stop, keys, is_causal, device = section
         queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
-        table = torch.arange(len(others.positions), device=device).expand(len(queries.positions), -1)
+        table = torch.arange(len(others), device=device).expand(len(queries), -1)
         nothing = torch.full_like(table, ABSENT)
 
         def even(i, j):
@@ -131,7 +124,7 @@ class Parity(Pattern):
             return self.rule(is_causal)(i, j) & ((i - j) % 2 != 0)
 
         return (
-            Tiling(queries, others, table, even, relative=False),
-            Tiling(queries, others, nothing),
-            Tiling(queries, others, table, before),
+            BlockMask(queries, others, table, even, relative=False),
+            BlockMask(queries, others, nothing),
+            BlockMask(queries, others, table, before),
         )

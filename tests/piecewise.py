@@ -1,5 +1,6 @@
 """The mechanisms whose fast form takes tokens in pieces, and operands and gates for them."""
 
+from functools import partial
 from inspect import signature
 
 import torch
@@ -11,14 +12,14 @@ from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.recurrent.gla import ChannelDecay
 
 K, V = 4, 3  # widths of keys and values
-SIZES = ("chunk", "tile", "block", "rows", "columns", "batch")  # arguments that say how large a piece is
+SIZES = ("chunk", "tile", "block", "rows", "columns", "mini_batch_size")  # arguments that say how large a piece is
 
 
 def held(fit):
     """The mechanism with parameters fitted to other data: how it maps a token then depends on nothing else."""
     x, y = (draw(40, K, seed=seed) / K**0.25 for seed in (21, 22))
-    name = f"{fit}, held"
-    return kernel_mechanism(name, DenseExponentialFeatures(fit, parameters=FITS[fit].function(x, y), count=20), "")
+    fitted = partial(DenseExponentialFeatures, fit, FITS[fit].function(x, y), m=20)
+    return kernel_mechanism(f"{fit}, held", fitted, "")
 
 
 def takes(function):
@@ -55,6 +56,7 @@ def operands(m, *lead, length, seed=0):
     def positive():
         return torch.rand(*lead, length, generator=generator(next(seeds)), dtype=torch.float64)
 
+    scan = m.name == "selective-scan"
     several, wide = m.name == "delta-product", K if m.name == "path" else 2
     decay = -normal().square() / 2
     if m.gates.get("log_decay") is ChannelDecay:
@@ -63,17 +65,17 @@ def operands(m, *lead, length, seed=0):
     strengths = (1 + 0.8 * normal(*[2] * several)).clamp(0, 2)
     given = {
         "beta": strengths / 2 if m.name == "vector-gated" else strengths,
-        "step": strengths,
+        "dt": draw(*lead, length, V, seed=next(seeds)).abs() if scan else strengths,
+        "A": draw(*lead, V, K, seed=next(seeds)).square() if scan else normal().square() / 2,
         "eta": 0.4 * positive(),
         "log_decay": decay,
-        "rate": normal().square() / 2,
         "log_forget": -positive(),
         "directions": normal(wide),
         "bias_queries": normal(2),
         "bias_keys": normal(2),
         "more_keys": normal(1, K),
         "more_values": normal(1, V),
-        "log_far": normal(),
+        "log_linear_weight": normal(),
     }
     return {"q": normal(K), "k": normal(K), "v": normal(V)} | {name: given[name] for name in m.gates}
 

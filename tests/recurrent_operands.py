@@ -8,8 +8,13 @@ from seeded import draw
 
 from ortho import MECHANISMS
 
-GATES = {"beta", "log_decay", "step", "rate"}
-NAMES = [name for name, m in MECHANISMS.items() if m.family == "recurrent" and GATES.issuperset(m.gates)]
+GATES = {"beta", "log_decay", "dt", "A"}
+# The selective scan has a decay for each number of its state, so a file of its own tests it.
+NAMES = [
+    name
+    for name, m in MECHANISMS.items()
+    if m.family == "recurrent" and GATES.issuperset(m.gates) and name != "selective-scan"
+]
 ADDING = [name for name in NAMES if "beta" not in MECHANISMS[name].gates]  # they erase nothing
 NORMALISING = [name for name in NAMES if "qk_l2norm" in signature(MECHANISMS[name].reference).parameters]
 FORMS = ["reference", "fast"]
@@ -29,11 +34,11 @@ def arguments(name, *lead, length, keys=None, state=True, seed=0):
 
 
 def fading(name, form):
-    """The function, called with `log_decay`; a function that takes a step and a rate is called with steps of 1."""
+    """The function, called with `log_decay`; one that takes `dt` and `A` is called with `dt` of 1."""
     function = FUNCTIONS[name, form]
     if name != "ssd":
         return function
-    return lambda *x, log_decay, **kwargs: function(*x, rate=-log_decay, **kwargs)
+    return lambda *x, log_decay, **kwargs: function(*x, A=-log_decay, **kwargs)
 
 
 def call(function, given, **kwargs):

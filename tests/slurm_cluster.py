@@ -48,11 +48,11 @@ def missing():
     return "" if os.geteuid() == 0 else "SLURM's daemons are started by root"
 
 
-def eventually(true, what):
+def eventually(true, what, seconds=DEADLINE_S):
     """Wait until `true()`."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"expected {what} within {DEADLINE_S:.0f} s"
+        assert time.monotonic() < end, f"expected {what} within {seconds:.0f} s"
         time.sleep(0.1)
 
 

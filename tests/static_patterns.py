@@ -4,9 +4,9 @@ from drawn_tilings import Parity
 
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
 
 HUGE = 10**12  # more than any sequence has tokens
@@ -29,11 +29,11 @@ def dilated(w, step):
 
 
 def columns(stride):
-    return Columns(stride), lambda i, j: i % stride == j % stride
+    return Strided(stride), lambda i, j: i % stride == j % stride
 
 
 def strided(stride, width=None):
-    return Strided(stride, width), lambda i, j: i % stride == j % stride or abs(i - j) < (width or stride)
+    return LocalStrided(stride, width), lambda i, j: i % stride == j % stride or abs(i - j) < (width or stride)
 
 
 def local_dilated(k):
@@ -45,7 +45,7 @@ def inverted(k):
 
 
 def summaries(stride, c):
-    return Summaries(stride, c), lambda i, j: j % stride in range(stride - c, stride)
+    return FixedColumns(stride, c), lambda i, j: j % stride in range(stride - c, stride)
 
 
 def fixed(stride, c):

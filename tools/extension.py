@@ -2,14 +2,18 @@
 
 * Figures are numbered by chapter ("Fig. 7.1"). On pages without a number they are not numbered.
 * A number and the per cent sign after it stay on one line, in prose and tables, not in code.
+* A page that reads timings ends with their commits and dates, and says whether they are older than the code.
 * Buttons open a page's notebook on Binder and in Colab. Both fetch it from a public repository, whose address is
   `repository-code` in CITATION.cff; without that entry there are no buttons. Binder installs what `binder/` says.
   Colab, which only supports repositories on GitHub, installs nothing.
 * The book is built on all cores; its pages are the same as on one.
 """
 
+import json
 import os
 import re
+import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,9 @@ from pybtex.plugin import register_plugin
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
 
-CITED = Path(__file__).resolve().parent.parent / "CITATION.cff"
+from tools.notebooks import ROOT, SHOW_VERDICTS, VERDICTS
+
+CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
 
 
@@ -42,6 +48,48 @@ class KeepTogether(SphinxPostTransform):
                 kept = APART.sub("\N{NO-BREAK SPACE}", text)
                 if kept != text:
                     text.parent.replace(text, nodes.Text(kept))
+
+
+@cache
+def timings() -> dict[str, set[tuple[str, str]]]:
+    """The experiments that hold nothing but times, each with the commits and dates of its records."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for folder in (ROOT / "results").iterdir():
+        records = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*/*.json")]
+        names = {name for one in records for variant in one["repetitions"].values() for name in variant}
+        if names and all(name.endswith("_s") for name in names):
+            origins = [one["provenance"] for one in records]
+            found[folder.name] = {(origin["date_utc"][:10], origin["commit"] or "unknown") for origin in origins}
+    return found
+
+
+@cache
+def differs(commit: str) -> bool:
+    """Whether the library is another than that of a commit, or nobody can say."""
+    command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", ":/ortho"]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def date_timings(app: Any, document: nodes.document) -> None:
+    """End a page that reads timings with their commits and dates, and with whether they are older than the code."""
+    path = Path(app.env.doc2path(app.env.docname))
+    if path.suffix != ".ipynb":
+        return
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    if "paper.findings" in text:
+        text += (ROOT / "paper" / "findings.py").read_text(encoding="utf-8")
+    if path in SHOW_VERDICTS:  # each with the experiments that were read for it
+        text += VERDICTS.read_text(encoding="utf-8")
+    found = sorted({one for name, origins in timings().items() if f'"{name}"' in text for one in origins})
+    if found:
+        of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)
+        older = any(differs(commit) for _, commit in found)
+        age = "They are older than the code of this book, whose times may differ." if older else "The code is the same."
+        again = "python -m paper experiments NAME --case LABEL --compare"
+        words = nodes.paragraph("", f"Times on this page were measured with {of}. {age} To measure one again: ")
+        words += nodes.literal(again, again)
+        next(iter(document.findall(nodes.section)), document).append(nodes.note("", words))
 
 
 def add_buttons(_: Any, config: Any) -> None:
@@ -69,6 +117,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("env-check-consistency", drop_numbers)  # the first event after numbers are assigned
     app.add_post_transform(KeepTogether)
     app.connect("config-inited", add_buttons)
+    app.connect("doctree-read", date_timings)
     app.connect("builder-inited", declare)
     app.parallel = os.cpu_count() or 1  # as `sphinx-build -j` sets it; Jupyter Book has no such option
     # This domain keeps its proofs in the environment, which sphinx_proof merges. Sphinx also asks for its data.

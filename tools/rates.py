@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> int:
     if arguments and not Path(arguments[0]).is_dir():
         print(f"DIR: expected a folder, got {arguments[0]!r}", file=sys.stderr)
         return 2
-    names = [name for name, one in EXPERIMENTS.items() if "rate" in one.needs.configuration]
     try:
-        rates.write({name: load(name, *arguments) for name in names})
+        found = {name: load(name, *arguments) for name in EXPERIMENTS}
+        rates.write({name: [one for one in some if "rate" in one["configuration"]] for name, some in found.items()})
     except RecordError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper import experiments
-from paper.experiments.engine import launchers
+from paper.experiments.engine import runner
 from paper.experiments.learning import rates, study
 from paper.tasks import mqar
 from paper.training import trainer
@@ -57,23 +57,16 @@ LARGE = replace(SWEEP, name="large-run", title="one run, shared", cases=large)
 OWN = {one.name: one for one in (SWEEP, LARGE)}
 
 
-def find(name):
-    """The experiment of that name, as the processes ask that run its cases."""
-    return OWN[name]
-
-
 def choose(results):
     """Write the rates that the tuning runs in a folder of results choose."""
     rates.write({SWEEP.name: experiments.load(SWEEP.name, results)})
 
 
 experiments.EXPERIMENTS.update(OWN)
-launchers.registered = find
+main, runner.ENTRY = experiments.main, "sweep"  # what processes of its cases call
 rates.TABLE = HERE / "sweep-rates.json"  # not the package's own,
 rates.table.cache_clear()  # which has been read
 trainer.EVERY_S = 0.0  # a checkpoint after each step, as 30 take a part of a second
 
 if __name__ == "__main__":
-    import sweep  # noqa: F401  by its own name, so that workers and later runs see the same functions
-
-    sys.exit(experiments.main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

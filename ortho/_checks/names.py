@@ -15,7 +15,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "gdn": ("gated-delta",), "heavy-hitters": ("importance",), "kimi": ("kda",), "kimi-delta-attention": ("kda",),
     "linear-transformer": ("linear",), "local": ("window",), "longformer": ("global-local",),
     "mamba": ("ssd",), "mamba-2": ("ssd",), "performer": ("favor",),
-    "random-fourier": ("trigonometric",), "relu": ("linear-relu",), "rfa": ("trigonometric",),
+    "random-fourier": ("rff",), "relu": ("linear-relu",), "rfa": ("rff",),
     "rope": ("rotary",), "rotary-embedding": ("rotary",), "routing-transformer": ("routing",),
     "rwkv": ("vector-gated",), "rwkv-7": ("vector-gated",),
     "scaled-dot-product": ("softmax",), "sdpa": ("softmax",), "sliding-window": ("window",),
@@ -29,7 +29,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     # forms, positions, features, tasks
     "absolute": ("learned",), "chunked": ("fast",), "fused": ("fast",), "naive": ("reference",),
     "slow": ("reference",), "sincos": ("sinusoidal",), "associative-recall": ("mqar", "recall"),
-    "cos-sin": ("trigonometric",), "favor+": ("favor", "positive"), "fourier": ("trigonometric",),
+    "cos-sin": ("rff",), "favor+": ("favor", "positive"), "fourier": ("rff",),
     "exponential": ("positive",), "gaussian": ("iid",),
 }  # fmt: skip
 

@@ -1,12 +1,10 @@
 """Which rows of which linear layers make the queries and keys of a head: the table of known layouts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-
-from ortho._checks import checked
 
 WIDTHS = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")  # what layers call K
 COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")  # H
@@ -15,7 +13,6 @@ KV_COUNTS = ("num_key_value_heads", "num_kv_heads")  # and G, where layers or th
 Sizes = tuple[int, int, int]  # (H, G, K)
 
 
-@checked
 @dataclass(frozen=True)
 class Source:
     """The linear layer `name`, and what its outputs are: `holds` has "q", "k", "v" in their order.
@@ -49,14 +46,13 @@ class Source:
         return sum(H if part == "q" else G for part in self.holds)
 
 
-@checked
 @dataclass(frozen=True)
 class Layout:
     """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.
 
     Sizes that are not given are read from the layer or its configuration. `classes` are the names of the classes that
-    have this layout, by default any: a fused matrix does not show the order of its parts. `beside` are the names of
-    other projections of queries or keys, which stay as they are.
+    have this layout, by default any. `beside` are the names of linear layers that make queries and keys of positions,
+    in this order; they stay as they are.
     """
 
     q: Source
@@ -76,10 +72,10 @@ class Layout:
 
     def sizes(self, module: nn.Module, outputs: dict[str, int]) -> Sizes | None:
         """(H, G, K) of a layer with these numbers of outputs; None if they do not fit the sizes that it states."""
-        owners = module, getattr(module, "config", None)
+        owners = module, stated(module, "config")
         said = [next((n for owner in owners for n in _integers(owner, names)), None) for names in (COUNTS, KV_COUNTS)]
         H, G = self.num_heads or said[0], self.num_kv_heads or said[1]
-        K = next(_integers(module, WIDTHS), None)
+        K = next(iter(_integers(module, WIDTHS)), None)
         q, k = self.source("q"), self.source("k")
         if len(q.holds) == 1 and (K or H):
             K = K or outputs[q.name] // (H or 1)
@@ -94,9 +90,17 @@ class Layout:
         return (H, G, K) if fits else None
 
 
-def _integers(owner: Any, names: Sequence[str]) -> Iterator[int]:
+def stated(owner: Any, name: str) -> Any:
+    """An attribute; None if there is none, or if reading it raises, as in configurations that differ by layer."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # of whatever kind: the owner is other people's
+        return None
+
+
+def _integers(owner: Any, names: Sequence[str]) -> list[int]:
     """The owner's attributes of these names that are positive integers."""
-    return (size for name in names if isinstance(size := getattr(owner, name, None), int) and size > 0)
+    return [size for name in names if isinstance(size := stated(owner, name), int) and size > 0]
 
 
 def _fused(name: str, *classes: str, by_head: bool = False) -> Layout:
@@ -119,6 +123,8 @@ LAYOUTS = (  # the first that fits a layer is used
     _fused("qkv", "BlipAttention", "SamVisionAttention", "SamVisionSdpaAttention", "VisionAttention"),
     _fused("qkv_proj", "Phi3Attention"),
     _fused("Wqkv", "ModernBertAttention", "MptAttention"),
-    _fused("query_key_value", "GPTNeoXAttention", "FalconAttention", "BloomAttention", by_head=True),
+    _fused(
+        "query_key_value", "GPTNeoXAttention", "FalconAttention", "BloomAttention", "PersimmonAttention", by_head=True
+    ),
     _fused("in_proj", "DisentangledSelfAttention", by_head=True),  # DeBERTa
 )

@@ -7,13 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import checks
-from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
-from ortho.attention.linear.efficient import efficient_attention
-from ortho.attention.linear.efficient_causal import causal_efficient_attention
-from ortho.attention.linear.linear_attention import linear_attention
+from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
+from ortho.attention.dynamic_sparse.importance import importance_attention, importance_attention_reference
+from ortho.attention.dynamic_sparse.routing import routing_attention, routing_attention_reference
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention, sparse_linear_attention_reference
+from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
+from ortho.attention.linear import dense_features, efficient, favor
+from ortho.attention.linear import linear_attention as linear
+from ortho.attention.linear.efficient import (
+    causal_efficient_attention,
+    causal_efficient_attention_reference,
+    efficient_attention,
+    efficient_attention_reference,
+)
+from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
-from ortho.attention.positions import alibi, forgetting_transformer, path_attention, position_delta, rotary
+from ortho.attention.position_bias import alibi, forgetting_transformer, position_delta, rotary
+from ortho.attention.position_bias import path_attention as path
+from ortho.attention.position_bias.alibi import alibi_attention
+from ortho.attention.position_bias.forgetting_transformer import forgetting_attention
+from ortho.attention.position_bias.path_attention import path_attention
+from ortho.attention.position_bias.position_delta import position_delta_attention
+from ortho.attention.position_bias.rotary import rotary_attention
+from ortho.attention.positional.positional_attention import positional_attention, positional_attention_reference
 from ortho.attention.recurrent import delta, gla, ssd, ttt, vector_gated
 from ortho.attention.recurrent import delta_product as product
 from ortho.attention.recurrent import low_rank as factored
@@ -24,23 +41,28 @@ from ortho.attention.recurrent.gla import gated_linear_attention, kimi_delta_att
 from ortho.attention.recurrent.low_rank import low_rank
 from ortho.attention.recurrent.selective_scan import selective_scan
 from ortho.attention.recurrent.ssd import state_space_duality
-from ortho.attention.recurrent.ttt import ttt_attention
+from ortho.attention.recurrent.ttt import ttt_attention, ttt_attention_reference
 from ortho.attention.recurrent.vector_gated import vector_gated_delta
-from ortho.attention.selected import importance, routing, sparse_linear, top_k
 from ortho.attention.softmax import flash
 from ortho.attention.softmax.flash import flash_attention
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
 from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
+from ortho.attention.sparse.block_sparse import big_bird_attention, block_sparse_attention
+from ortho.attention.sparse.dilated import dilated_attention, local_dilated_attention
+from ortho.attention.sparse.fixed import fixed_attention, fixed_columns_attention
+from ortho.attention.sparse.global_local import global_local_attention
+from ortho.attention.sparse.pattern import pattern_attention
+from ortho.attention.sparse.strided import local_strided_attention, strided_attention
+from ortho.attention.sparse.window import blocked_window_attention, overlapping_blocks_attention, window_attention
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
     for m in (
         SOFTMAX,
         flash.MECHANISM,
-        *feature_maps.MECHANISMS,
-        efficient.MECHANISM,
-        efficient_causal.MECHANISM,
+        *linear.MECHANISMS,
+        *efficient.MECHANISMS,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,
         *delta.MECHANISMS,
@@ -54,7 +76,7 @@ MECHANISMS: dict[str, Mechanism] = {
         rotary.MECHANISM,
         alibi.MECHANISM,
         forgetting_transformer.MECHANISM,
-        path_attention.MECHANISM,
+        path.MECHANISM,
         position_delta.MECHANISM,
         *window.MECHANISMS,
         *dilated.MECHANISMS,
@@ -68,9 +90,20 @@ MECHANISMS: dict[str, Mechanism] = {
         sparse_linear.MECHANISM,
     )
 }
-# Softmax attention by FAVOR+'s random features, and by random Fourier features.
+
+# Linear attention with each of the feature maps; `linear_attention` takes any map.
+linear_relu_attention = MECHANISMS["linear-relu"].fast
+linear_exp_attention = MECHANISMS["linear-exp"].fast
+cosformer_attention = MECHANISMS["cosformer"].fast
+taylor_attention = MECHANISMS["taylor"].fast
+cosine_attention = MECHANISMS["cosine"].fast
+powers_attention = MECHANISMS["powers"].fast
+rff_attention = MECHANISMS["rff"].fast
 favor_attention = MECHANISMS["favor"].fast
-rff_attention = MECHANISMS["trigonometric"].fast
+favor_plus_plus_attention = MECHANISMS["favor++"].fast
+saderf_attention = MECHANISMS["saderf"].fast
+aderf_attention = MECHANISMS["aderf"].fast
+sderf_attention = MECHANISMS["sderf"].fast
 
 
 def register(
@@ -94,22 +127,64 @@ __all__ = [
     "AttentionFunction",
     "Mechanism",
     "RandomFeatureAttention",
+    "aderf_attention",
+    "alibi_attention",
+    "big_bird_attention",
+    "block_sparse_attention",
+    "blocked_window_attention",
     "causal_efficient_attention",
+    "causal_efficient_attention_reference",
+    "cosformer_attention",
+    "cosine_attention",
     "delta_product",
     "delta_rule",
+    "dilated_attention",
     "efficient_attention",
+    "efficient_attention_reference",
     "favor_attention",
+    "favor_plus_plus_attention",
+    "fixed_attention",
+    "fixed_columns_attention",
     "flash_attention",
+    "forgetting_attention",
     "gated_linear_attention",
+    "global_local_attention",
+    "importance_attention",
+    "importance_attention_reference",
     "kimi_delta_attention",
     "linear_attention",
+    "linear_attention_reference",
+    "linear_exp_attention",
+    "linear_relu_attention",
+    "local_dilated_attention",
+    "local_strided_attention",
     "low_rank",
+    "overlapping_blocks_attention",
+    "path_attention",
+    "pattern_attention",
+    "position_delta_attention",
+    "positional_attention",
+    "positional_attention_reference",
+    "powers_attention",
     "register",
     "rff_attention",
+    "rotary_attention",
+    "routing_attention",
+    "routing_attention_reference",
+    "saderf_attention",
+    "sderf_attention",
     "selective_scan",
     "softmax_attention",
     "softmax_attention_reference",
+    "sparse_linear_attention",
+    "sparse_linear_attention_reference",
     "state_space_duality",
+    "strided_attention",
+    "taylor_attention",
+    "top_k_attention",
+    "top_k_attention_reference",
     "ttt_attention",
+    "ttt_attention_reference",
     "vector_gated_delta",
+    "window_attention",
 ]

@@ -18,7 +18,7 @@ from ortho import checks
 from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import check_options, described, sums_keys
-from ortho.attention.positions import rotary
+from ortho.attention.position_bias import rotary
 from ortho.attention.sparse.pattern import pattern_of
 from ortho.heads import repeat_kv
 
@@ -217,7 +217,7 @@ class RotaryCache(KeyValueCache):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
         _, form, options = self._made_for
-        q, k = rotary.turned(q, k, self.length, **options)
+        q, k = rotary.rotated(q, k, self.length, **options)
         self._function = MECHANISMS["softmax"].form(form)
         return super()._attend(q, k, v, scale, given)
 
@@ -225,7 +225,7 @@ class RotaryCache(KeyValueCache):
 class RingCache(KeyValueCache):
     """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
-    `Pattern.remembered` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
+    `Pattern.kv_window` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
     with the keys that its pattern allows; several at once with all keys that any of them may read, under a mask. With a
     ring, `capacity` may be None.
     """
@@ -233,7 +233,7 @@ class RingCache(KeyValueCache):
     def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
         pattern = pattern_of(MECHANISMS[attention], **(options or {}))
         assert pattern is not None
-        first, ring = pattern.remembered() or (capacity, 0)
+        first, ring = pattern.kv_window() or (capacity, 0)
         super().__init__(attention, capacity if first is None or capacity else first + ring, form, options)
         self.slots = min(self.slots, first + ring)
         self.capacity, self._pattern, self._first, self._ring = capacity, pattern, first, ring

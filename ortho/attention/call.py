@@ -79,9 +79,9 @@ class Call:
         """True where queries may attend to a key. ValueError for a mask that is not the same for all queries."""
         if self.attn_mask is None:
             return None
-        M = self.k.shape[-2]
+        M = self.v.shape[-2]  # with those of the state, even where k holds the new keys alone
         checks.mask_of_keys(self.attn_mask, M)
-        return self.attn_mask.expand(*self.k.shape[:-2], 1, M)[..., 0, :]
+        return self.attn_mask.expand(*self.v.shape[:-2], 1, M)[..., 0, :]
 
     def carried(self, name: str, *shape: int, like: Tensor | None = None) -> Tensor | None:
         """The only part of the state, of this shape after the leading axes; None without a state."""

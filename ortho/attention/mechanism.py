@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial, update_wrapper, wraps
+from functools import partial, update_wrapper
 from inspect import Parameter, Signature, signature
 from typing import Any, NamedTuple
 
@@ -71,7 +71,6 @@ class CostedCall(NamedTuple):
 def closed_form(of: Callable[..., Cost]) -> Callable[..., Cost]:
     """A `Mechanism.cost` made from `of(call, **options)`, where `call` is a `CostedCall`."""
 
-    @wraps(of)
     def cost(
         B: Size,
         N: Size,
@@ -88,8 +87,7 @@ def closed_form(of: Callable[..., Cost]) -> Callable[..., Cost]:
         one_of("form", form, FORMS)
         return of(CostedCall(B, N, H, K, V, form, causal, qk_grad, itemsize), **options)
 
-    del cost.__wrapped__  # or its signature would be that of `of`
-    return cost
+    return with_options(cost, of)
 
 
 def with_options(function: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., Any]:

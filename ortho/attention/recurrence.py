@@ -32,6 +32,7 @@ import torch
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from ortho import checks
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.kernel import once
 
@@ -100,7 +101,7 @@ def in_chunks(
     them. Kept for the backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`.
     The result cannot be differentiated twice.
     """
-    chunk = default_chunk(k) if chunk is None else chunk
+    chunk = default_chunk(k) if chunk is None else checks.positive_int("chunk", chunk)
     tokens = chunks(k.shape[-2] // steps, max(1, chunk // steps))[0]  # of a chunk
     width = tokens * steps
     if not is_causal and not erase:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ortho import _checks
-from ortho._checks import checked, expect, one_of
+from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, RingCache, new_cache
+from ortho.attention.positional.patterns import Gaussian
+from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
 from ortho.attention.recurrence import CHUNK
 from ortho.attention.sparse.pattern import Pattern, pattern_of
-from ortho.attention.untrained.patterns import Gaussian
-from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
+from ortho.checks import one_of
 from ortho.projections import kv_heads
 
 # ---------------------------------------------------------------------------------------------------------- by position
@@ -24,7 +24,6 @@ from ortho.projections import kv_heads
 _WIDE = 8  # bytes of a float64 or int64
 
 
-@checked
 def positional_attention(
     B: Size,
     N: Size,
@@ -33,7 +32,7 @@ def positional_attention(
     *,
     causal: bool = False,
 ) -> Cost:
-    """Cost of `ortho.attention.untrained.positional_attention` on v (B, H, N, V), one pattern for each head, without
+    """Cost of `ortho.attention.positional.positional_attention` on v (B, H, N, V), one pattern for each head, without
     masks or words; v needs a gradient. Only Gaussian patterns take matrix products, in the fast form.
 
     With symbols, N stands for more than one token, and a Gaussian's rows (a causal call has one more than tokens) fill
@@ -41,7 +40,8 @@ def positional_attention(
     """
     found = named(patterns)
     gaussians = [pattern for pattern in found if isinstance(pattern, Gaussian)]
-    forward = sum(_in_chunks(each, B, N + int(causal), V, 1 if causal else 2) for each in gaussians)
+    sides = [side for each in gaussians for side in ([each] if causal else [each, each.mirrored()])]
+    forward = sum(_in_chunks(side.vectors, B, N + int(causal), V) for side in sides)
     return Cost(
         forward=forward,
         backward=forward,
@@ -51,17 +51,16 @@ def positional_attention(
     )
 
 
-def _in_chunks(p: Gaussian, B: Size, P: Size, V: Size, sides: int) -> Size:
-    """FLOPs of a Gaussian's products, on one side of each of P places or on both."""
-    width = min(P, max(CHUNK, p.vectors)) if isinstance(P, int) else max(CHUNK, p.vectors)
+def _in_chunks(R: int, B: Size, P: Size, V: Size) -> Size:
+    """FLOPs of a Gaussian's products with R vectors, over P places."""
+    width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
     number = -(-P // width) if isinstance(P, int) else P / width
-    return sides * 2 * B * V * number * width * (width + p.vectors)
+    return 2 * B * V * number * width * (width + R)
 
 
 # -------------------------------------------------------------------------------------------------------------- decoded
 
 
-@checked
 def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
     """The number of heads of keys that H heads of queries share, by default H; numbers are checked, symbols are not."""
     if num_kv_heads is None or hasattr(num_kv_heads, "free_symbols"):
@@ -77,7 +76,6 @@ class DecodeCost:
     nbytes: Any
 
 
-@checked
 def decoded(
     attention: str,
     B: Size,
@@ -105,12 +103,10 @@ def decoded(
         return DecodeCost(2 * B * H * read_keys(pattern, N) * (K + V), itemsize * B * G * cache.slots * (K + V))
     if isinstance(cache, KeyValueCache):
         return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
-    expect(mechanism.cost is not None, "attention", "a mechanism with a closed form", repr(attention))
     core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize, **options)  # heads of keys are copied before
     return DecodeCost(core.decode, core.state_bytes)
 
 
-@checked
 def read_keys(pattern: Pattern, N: int) -> int:
     """How many keys the N-th token's query reads."""
     before = pattern.pairs(N - 1, is_causal=True) if N > 1 else 0
@@ -136,7 +132,6 @@ class Flops(NamedTuple):
         return self.choosing / (self.choosing + self.attending)
 
 
-@checked
 def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
     """FLOPs of matrix products that the fast form spends on choosing pairs and on attending to them, for a sequence of
     N tokens; `share` is the share of choosing. `sizes` go to the mechanism's closed form.
@@ -178,22 +173,19 @@ class Tile(NamedTuple):
     columns: int
 
 
-@checked
 def materialised(N: int, d: int) -> Traffic:
     """The traffic if scores, their softmax and its product with the values go through the slow memory, one after the
     other (algorithm 0): 4 N^2 + 4 N d."""
     return Traffic(reads=2 * N * d + N * N + (N * N + N * d), writes=2 * N * N + N * d)
 
 
-@checked
 def columns_first_tile(d: int, M: int) -> Tile:
     """The tile of algorithm 1: four blocks of M / 4d keys or queries fill the fast memory. ValueError for M < 4 d."""
-    _checks.expect(4 * d <= M, "M", f"room for four rows of {d} numbers", M)
+    checks.expect(4 * d <= M, "M", f"room for four rows of {d} numbers", M)
     columns = M // (4 * d)
     return Tile(min(columns, d), columns)
 
 
-@checked
 def columns_first(N: int, d: int, M: int) -> Traffic:
     """The traffic of algorithm 1: for each block of keys and values, all queries pass by, with their outputs, maxima
     and sums, which are read and written each time. About 12 N^2 d^2 / M."""
@@ -202,16 +194,14 @@ def columns_first(N: int, d: int, M: int) -> Traffic:
     return Traffic(reads=2 * N * d + passes * (N * d + state), writes=(1 + passes) * state)
 
 
-@checked
 def rows_first_tile(d: int, M: int) -> Tile:
     """The tile with the most queries when keys come one by one. The fast memory holds a query's row, output, maximum,
     sum and score, and a key's row and value. ValueError if M has no room for one query and one key."""
     rows = (M - 2 * d) // (2 * d + 3)
-    _checks.expect(rows >= 1, "M", f"room for a query and a key of {d} numbers, at least {4 * d + 3}", M)
+    checks.expect(rows >= 1, "M", f"room for a query and a key of {d} numbers, at least {4 * d + 3}", M)
     return Tile(rows, 1)
 
 
-@checked
 def rows_first(N: int, d: int, M: int) -> Traffic:
     """The traffic in the order of Dao 2023 (arXiv:2307.08691, algorithm 1): for each block of queries all keys and
     values pass by, and its output and logarithms of sums are written once. About 4 N^2 d^2 / M."""

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import checked
 from ortho.cost import Cost, feed_forward, model, text_encoder, vision_transformer
 from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.models.language_model import LanguageModel
@@ -35,7 +34,6 @@ class Configuration:
     sizes: dict[str, Any]
     read_out: tuple[int, int]
 
-    @checked
     def build(
         self,
         *,
@@ -49,7 +47,6 @@ class Configuration:
         kind: dict[str, Any] = {"projection": projection, "dtype": dtype, "device": device, "generator": generator}
         return self.module(d_model=self.d, num_heads=self.H, num_layers=self.L, **self.sizes, **kind, **kwargs)
 
-    @checked
     def inputs(
         self,
         B: int,
@@ -61,7 +58,6 @@ class Configuration:
         """Random arguments for a call of the model: tokens (B, N), or images, which alone have a `dtype`."""
         return (self.draw(self, B, dtype=dtype, device=device, generator=generator),)
 
-    @checked
     def cost(
         self, B: int, *, projection: str = "learned", itemsize: int = 4, form: str = "fast", **kwargs: Any
     ) -> Cost:
@@ -69,7 +65,6 @@ class Configuration:
         kwargs = {"projection": projection, "itemsize": itemsize, "form": form, **kwargs}
         return self.declared(B=B, N=self.N, d=self.d, H=self.H, L=self.L, **self.sizes, **kwargs)
 
-    @checked
     def step_by_part(self, B: int, **kwargs: Any) -> dict[str, int]:
         """FLOPs of the matrix products in one step, both passes, by part; the arguments are those of `cost`."""
         whole = self.cost(B, **kwargs).step

@@ -12,12 +12,12 @@ from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import CostedCall
+from ortho.attention.positional.patterns import EMPTY
+from ortho.attention.positional.positional_attention import PositionalPattern, named
 from ortho.attention.softmax.frozen_qk import frozen_qk_cost
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_cost
-from ortho.attention.untrained.patterns import EMPTY
-from ortho.attention.untrained.positional_attention import PositionalPattern, named
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
@@ -136,6 +136,7 @@ def layer(
     qk_grad = _passes_gradient(projection, input_grad)
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
+    options = {mechanism.option_names.get(name, name): value for name, value in options.items()}
     if mechanism.cost is None:
         raise ValueError(f"attention: expected a mechanism with a closed form, got {attention!r}: ortho.cost.of counts")
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)

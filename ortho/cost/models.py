@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ortho._checks import checked, describe, expect, one_of
 from ortho._cost import Cost, linear_map
 from ortho._typing import Size
+from ortho.checks import describe, expect, one_of
 from ortho.cost.layers import NOT_DERIVED, added, cross_layer, hybrid, layer, positional_heads, stopped_layer
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
@@ -19,7 +19,6 @@ from ortho.layers.positional import PositionalHeads
 from ortho.models.embeddings import POSITIONS
 
 
-@checked
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
     """Cost of `FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
     d_ff = 4 * d if d_ff is None else d_ff
@@ -27,7 +26,6 @@ def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = F
     return up + down
 
 
-@checked
 def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
     """Cost of `GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, two backward for each.
 
@@ -38,7 +36,6 @@ def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
     return Cost(**{**NOT_DERIVED, **products, "decode": 2 * B * weights})
 
 
-@checked
 def mixture_of_experts(
     B: Size, N: Size, d: Size, E: Size, k: Size, d_ff: Size, *, gated: bool = False, form: str = "fast"
 ) -> Cost:
@@ -59,7 +56,6 @@ def _norm(d: Size, bias: bool) -> Cost:
     return Cost(trained=d + (d if bias else 0))
 
 
-@checked
 def block(
     B: Size,
     N: Size,
@@ -85,7 +81,6 @@ def block(
     return added(layer(B, N, d, H, **own, **kwargs), feed_forward(B, N, d, d_ff, **kind), norm, norm)
 
 
-@checked
 def recomputed(B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any) -> Cost:
     """Cost of `ortho.layers.checkpointed.Checkpointed` with L blocks, which it computes again in the backward pass;
     `kwargs` are `block`'s. PyTorch leaves out the last product of each segment, which nothing needs. With 0 segments
@@ -97,7 +92,6 @@ def recomputed(B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, ite
     return whole + Cost(backward=again)
 
 
-@checked
 def model(
     B: Size,
     N: Size,
@@ -119,7 +113,6 @@ def model(
     return added(one * L, _norm(d, bias), read_out, Cost(trained=places * d))
 
 
-@checked
 def text_encoder(
     B: Size,
     N: Size,
@@ -140,7 +133,6 @@ def text_encoder(
     return added(embeddings, _norm(d, True), _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler)
 
 
-@checked
 def vision_transformer(
     B: Size,
     d: Size,
@@ -196,7 +188,6 @@ COSTS: Mapping[Any, Callable[..., Cost]] = {
 _CROSS = {MultiheadAttention: "learned", FrozenQKAttention: "structured-stopped"}  # with their default projections
 
 
-@checked
 def encoder_decoder(
     B: Size,
     M: Size,

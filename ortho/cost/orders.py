@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ortho._checks import expect
+from ortho.checks import expect
 
 Formula = Any  # sympy's Expr, or a string or number that becomes one; sympy is imported only where it is used
 # An exponent smaller than any difference of exponents that occurs: log x is treated as x to this power.

@@ -80,8 +80,9 @@ class HybridAttention(nn.Module):
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` broadcasts to (B, H, N, N), True = attend; heads whose state sums up the keys take only masks of
-        keys, and only softmax attention takes numbers. `key_padding_mask` (B, N) is True = padding. With `initial_state` and `return_state` a causal
-        sequence can be cut anywhere; a state holds the groups' states. A `cache` (`new_cache`) does so in place.
+        keys, and only softmax attention takes numbers. `key_padding_mask` (B, N) is True = padding. With
+        `initial_state` and `return_state` a causal sequence can be cut anywhere; a state holds the groups' states. A
+        `cache` (`new_cache`) does so in place.
         """
         if cache is not None and (initial_state is not None or return_state):
             raise ValueError("cache: expected None beside initial_state or return_state")

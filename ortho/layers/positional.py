@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.cache import Cache, StateCache
-from ortho.attention.untrained.patterns import EMPTY
-from ortho.attention.untrained.positional_attention import (
+from ortho.attention.positional.patterns import EMPTY
+from ortho.attention.positional.positional_attention import (
     PositionalPattern,
     named,
     positional_attention,
@@ -58,8 +58,9 @@ class PositionalHeads(nn.Module):
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
-        if len(self.patterns) != num_heads:
-            raise ValueError(f"patterns: expected one for each of {num_heads} heads, got {len(self.patterns)}")
+        checks.expect(
+            len(self.patterns) == num_heads, "patterns", f"one for each of {num_heads} heads", len(self.patterns)
+        )
         self.form, self.empty = form, checks.one_of("empty", empty, EMPTY)
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
@@ -132,10 +133,8 @@ def sinusoidal_positions(
     r"""Positions (n, d) to be added to tokens: $\sin(p / 10000^{2i/d})$ in channel 2i and the cosine of the same in
     channel 2i + 1 (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), for p from `start` on.
 
-    Computed in float64. With an odd d the last sine has no cosine. Raises TypeError or ValueError for n or d below 1,
-    for a negative start, and for a dtype that is not floating-point.
+    Computed in float64. With an odd d the last sine has no cosine.
     """
-    checks.expect(start >= 0, "start", "an integer of at least 0", start)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     p = torch.arange(start, start + n, dtype=torch.float64)[:, None]
     angles = p * torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-log(10000) / d))  # (n, ceil(d / 2))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho._checks import all_checked, expect
 from ortho._typing import Float, Size, Tensor
+from ortho.checks import expect
 
 Matrix = tuple[tuple[Any, ...], ...]
 
@@ -147,6 +147,3 @@ def flops(N: Size, K: Size, M: Size, V: Size) -> Flops:
     2NM(K + V) and 2KV(N + M): the right order takes fewer exactly if 1/N + 1/M < 1/K + 1/V.
     """
     return Flops(product_flops(N, K, M) + product_flops(N, M, V), product_flops(K, M, V) + product_flops(N, K, V))
-
-
-all_checked(__name__)

@@ -3,8 +3,8 @@
 from math import copysign, inf, sqrt
 from typing import NamedTuple
 
-from ortho._checks import all_checked, expect
 from ortho._typing import Float, Tensor
+from ortho.checks import expect
 
 SIGMAS = 4.42  # standard errors: a normal deviation exceeds them, on either side, with probability 1e-5
 
@@ -25,6 +25,3 @@ def estimate(samples: Float[Tensor, "count"]) -> Estimate:
     """The mean of independent samples (count,), with its standard error; ValueError for fewer than two."""
     expect(len(samples) >= 2, "samples", "shape (count,) with count of at least 2", tuple(samples.shape))
     return Estimate(float(samples.double().mean()), float(samples.double().std()) / sqrt(len(samples)))
-
-
-all_checked(__name__)

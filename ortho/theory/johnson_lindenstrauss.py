@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from ortho._checks import all_checked, describe, expect, one_of
 from ortho._typing import Float, Tensor
+from ortho.checks import describe, expect, one_of
 from ortho.orthogonal import DRAWS, haar
 
 # ------------------------------------------------------------------------------------------------------------ distances
@@ -239,6 +239,3 @@ def sample_products(
         w_k = w_q if tied else law(d, k, generator=generator, dtype=torch.float64)
         products.append((x @ w_q) @ (y @ w_k))
     return torch.stack(products)
-
-
-all_checked(__name__)

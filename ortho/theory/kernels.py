@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 import torch
 
-from ortho._checks import all_checked, expect, positive_int
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import Exp
-from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights
+from ortho.attention.linear.feature_maps import Exp, FeatureMap
+from ortho.attention.linear.linear_attention import kernel_weights
+from ortho.checks import expect, positive_int
 
 # --------------------------------------------------------------------------------------------------------------- mercer
 
@@ -169,6 +169,3 @@ def fitted_error(distance: int, features: int, *, generator: torch.Generator | N
         copy_error(causal_weights(q, k), distance).backward()
         optimiser.step()
     return float(copy_error(causal_weights(q.detach(), k.detach()), distance))
-
-
-all_checked(__name__)

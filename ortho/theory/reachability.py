@@ -19,8 +19,8 @@ from itertools import count
 
 import torch
 
-from ortho._checks import all_checked, expect
 from ortho._typing import Bool, Int, Tensor
+from ortho.checks import expect
 
 
 def reached(*masks: Bool[Tensor, "N N"], residual: bool = True) -> Bool[Tensor, "N N"]:
@@ -73,6 +73,3 @@ def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
 def _itself(mask: Tensor) -> Tensor:
     """What a token has before the first layer, itself: (N, N)."""
     return torch.eye(len(mask), dtype=torch.bool, device=mask.device)
-
-
-all_checked(__name__)

@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from scipy.special import betainc, gammaln, logsumexp
 from torch.nn.functional import normalize
 
-from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Bool, Float, Tensor
+from ortho.checks import expect, one_of
 from ortho.orthogonal import DRAWS
 
 KNOWN = ("haar", "gaussian")  # the draws whose threshold has a known law
@@ -222,6 +222,3 @@ def _log_below(t: Any, d: int) -> Any:
     beyond = betainc((d - 1) / 2, 0.5, np.clip(1 - t**2, 0, 1)) / 2  # of |t|, on one side
     with np.errstate(divide="ignore"):
         return np.where(t >= 0, np.log1p(-beyond), np.log(beyond))
-
-
-all_checked(__name__)

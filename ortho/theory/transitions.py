@@ -55,8 +55,8 @@ import torch
 from scipy.integrate import quad
 from torch.nn.functional import normalize
 
-from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
+from ortho.checks import expect, one_of
 
 # ------------------------------------------------------------------------------------------------------------- products
 
@@ -376,7 +376,5 @@ def affinity_error(
     half, mean = step((one + other) / 2), (step(one) + step(other)) / 2
     return float((half - mean).norm() / mean.norm())
 
-
-all_checked(__name__)
 
 UPDATES = {"at once": at_once, "in turn": in_turn}

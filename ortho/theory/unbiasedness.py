@@ -25,10 +25,10 @@ import torch
 from scipy.linalg import hadamard
 from scipy.special import hyp0f1, hyp1f1
 
-from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import random_features as maps
 from ortho.attention.linear.favor import orthogonal_features
+from ortho.checks import expect, one_of
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
 from ortho.theory.variance import FEATURES, features, same_block_pairs
 
@@ -271,8 +271,6 @@ def structured_fourth_moment(z: Float[Tensor, "K"]) -> float:
     square = z.double().square()
     return float(24 * square.sum() ** 2 / K**3 - (8 / K**2 + 16 / K**3) * square.square().sum())
 
-
-all_checked(__name__)
 
 WRONG_DRAWS: dict[str, Callable[..., Tensor]] = {
     "unit norm": unit_norm_rows,

@@ -17,15 +17,15 @@ import torch
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import hyp1f1
 
-from ortho._checks import all_checked, expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear import dense_features as dense
 from ortho.attention.linear import random_features as maps
+from ortho.checks import expect, one_of
 from ortho.orthogonal import haar
 from ortho.theory.estimates import Estimate, estimate
 
 KINDS = {
-    "trigonometric": maps.trigonometric_features,
+    "rff": maps.rff_features,
     "positive": maps.positive_features,
 }
 
@@ -232,7 +232,7 @@ def sampled_covariance(f: Float[Tensor, "blocks n"]) -> Estimate:
 
 def _signed(kind: str, square: float) -> float:
     _check(square)
-    return -square if one_of("kind", kind, KINDS) == "trigonometric" else square
+    return -square if one_of("kind", kind, KINDS) == "rff" else square
 
 
 def _check(square: float) -> None:
@@ -324,6 +324,3 @@ def reductions(
         for name, fit in FITS.items():
             gains[name].append((plain - log_variances(log_moments(x, y, fit(x, y)))).mean())
     return {name: estimate(torch.stack(values)) for name, values in gains.items()}
-
-
-all_checked(__name__)

@@ -7,7 +7,7 @@ of the difference, first arm minus second, and its outcome.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.claims import figures
 from paper.claims.figures import Interval
 from paper.claims.settings import by_setting

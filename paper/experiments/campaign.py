@@ -1,7 +1,6 @@
-"""What to measure on a GPU that is available for half an hour, the most informative first.
+"""The order of cases on a GPU, which may be at hand for half an hour only: the most informative first.
 
-`python -m paper experiments --campaign` runs the stages one after the other and stores each record when it is made. It
-can be cut off anywhere; the next call goes on from there.
+`python -m paper experiments` follows it on a GPU. It can be cut off anywhere; the next call goes on from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,11 +49,13 @@ STAGES = (
 
 
 def staged(experiments: Mapping[str, Experiment], stages: Sequence[Stage] = STAGES) -> list[Experiment]:
-    """The experiments of the stages, each with the cases that the stage has.
+    """The experiments of the stages, each with the cases that the stage has; then all others.
 
-    A case that an earlier stage has measured is fresh in a later one, and not run again.
+    A case that an earlier stage has measured has its record in a later one, and is not run again.
     """
-    return [_first(experiments[stage.experiment], stage.first) for stage in stages]
+    others = experiments.keys() - {stage.experiment for stage in stages}
+    found = [_first(experiments[stage.experiment], stage.first) for stage in stages]
+    return [*found, *(one for name, one in experiments.items() if name in others)]
 
 
 def _first(experiment: Experiment, count: int | None) -> Experiment:

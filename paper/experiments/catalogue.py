@@ -1,12 +1,11 @@
-"""All experiments, each a module's measurement (`runner.Parts`), and what the readers of its records rely on."""
+"""All experiments, each a module's measurement (`Parts`)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from paper.experiments.engine.benchmark import PASSES, PHASES
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment, Parts, parts
+from paper.experiments.engine.records import Case
+from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import (
     copying,
     depth,
@@ -41,7 +40,8 @@ from paper.experiments.speed import (
     value_gradient,
     whole_models,
 )
-from paper.experiments.speed.attention_variants import YARDSTICK
+
+Cases = Callable[[str], list[Case]]
 
 TITLES = {
     "training-step": "forward, backward and optimiser of the layer and the block, learned, frozen and stopped q and k",
@@ -85,115 +85,83 @@ TITLES = {
 }
 
 
-def _experiment(name: str, module: Parts, needs: Needs, **own: Any) -> Experiment:
+@runtime_checkable
+class Parts(Protocol):
+    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case`, `work`, `label`, `line` and `table` are
+    optional."""
+
+    @property
+    def run(self) -> Callable[..., dict[str, Any]]: ...
+
+
+def _parts(module: Parts) -> dict[str, Any]:
+    """The fields of an `Experiment` that a module has; its `table` is what is shown."""
+    names = {name: name for name in ("cases", "run", "smoke_case", "work", "label", "line")}
+    names |= {"show": "table", "version": "VERSION"}
+    return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
+
+
+def _experiment(name: str, module: Parts, **own: Any) -> Experiment:
     """An experiment from a module's measurement; the fields in `own` replace those of the module."""
-    return Experiment(name, TITLES[name], **{**parts(module), "needs": needs, **own})
+    return Experiment(name, TITLES[name], **{**_parts(module), **own})
 
 
-def _timing(name: str, module: Parts, like: Case, arms: Iterable[str], *phases: str, **own: Any) -> Experiment:
-    """An experiment of timings; its records have cases like this one and these variants, with seconds of each phase."""
-    needs = Needs.like(like, arms=tuple(arms), quantities=tuple(f"{phase}_s" for phase in phases))
-    return _experiment(name, module, needs, quiet=True, **own)
+def _timing(name: str, module: Parts, **own: Any) -> Experiment:
+    return _experiment(name, module, is_timing=True, **own)
 
 
-def _attention(name: str, cases: Callable[[str], list[Case]], *arms: str) -> Experiment:
-    return _timing(name, attention, attention.case(1), arms, *PASSES, cases=cases)
+def _heads(name: str, cases: Cases, arms: tuple[str, ...]) -> Experiment:
+    return _timing(name, training_step, cases=cases, **heads.timed(arms))
 
 
-def _heads(name: str, cases: Callable[[str], list[Case]], arms: tuple[str, ...]) -> Experiment:
-    return _timing(name, training_step, training_step.case(), arms, *PHASES, cases=cases, **heads.timed(arms))
+def _training(name: str, module: Parts, **own: Any) -> Experiment:
+    """An experiment that trains models by `fitting.fit`."""
+    return _experiment(name, module, **{"smoke_case": fitting.smoke_case, **_parts(module), **own})
 
 
-def _training(name: str, module: Parts, like: Case, *tests: str, **own: Any) -> Experiment:
-    """An experiment that trains models; its records have cases like this one and these tests (`fitting.experiment`)."""
-    return fitting.experiment(name, TITLES[name], like, tests=tests, **{**parts(module), **own})
-
-
-def _bytes(name: str, cases: Callable[[str], list[Case]]) -> Experiment:
-    return _training(name, language, language.case("learned"), "test", cases=cases)
-
-
-def _ladder(name: str, module: Parts = ladder, **own: Any) -> Experiment:
-    needs = Needs.like(ladder.case("python", "learned"), quantities=("validation_bits",), facts=fitting.FACTS)
-    return _experiment(name, module, needs, resumes=True, **own)
-
-
-def _translation(name: str) -> Experiment:
-    like = translating.case(name, "8 learned", pairs=next(iter(translating.STEPS[name]["cpu"])))
-    facts = {**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int}
-    cases = partial(translating.cases, name)
-    return _training(name, translating, like, translating.TESTS[name], facts=facts, cases=cases)
-
-
-_HEADS = Needs.like(
-    positional_heads.case("recall", "softmax", 1),
-    arms=tuple(f"{stage}, layer 1, head 1" for stage in positional_heads.STAGES),
-    quantities=tuple(f"{name}_fraction" for name in positional_heads.FIGURES),
-)
-_DEPTH = Needs.like(
-    depth.case("learned", True, 1),
-    arms=depth.STAGES,
-    quantities=("first_over_last_fraction",),
-    facts={"gradients": dict},
-)
-_TABLES = Needs.like(ladder_tables.case("python", 1), arms=("tables",), quantities=("test_bits",))
-_RETRIEVAL = Needs.like(retrieval.case("mqar", "learned"), quantities=fitting.QUANTITIES, facts=fitting.FACTS)
-_PRUNING = Needs.like(
-    pruning.case(),
-    arms=tuple(pruning.arm(first, count) for first in pruning.FIRST for count in (0, 1)),
-    quantities=fitting.QUANTITIES,
-    facts={**fitting.FACTS, "importance": dict},
-)
-_TRANSLATION = Needs.like(
-    translation_budgets.case("8 learned", pairs=translation_budgets.TUNED_PAIRS, budget=translation_budgets.TUNED),
-    facts={**fitting.FACTS, "source_tokens": float, "target_tokens": float, "vocab_size": int},
-)
 _STUDIES = (studies.RECALL_STUDY, studies.PARITY_STUDY, studies.PERMUTATIONS_STUDY, studies.FLIP_FLOP_STUDY)
-_KEPT = (recomputation.KEPT, recomputation.MATERIALISED)
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        _timing("training-step", training_step, training_step.case(), training_step.VARIANTS, *PHASES),
-        _timing("inference", inference, training_step.case(), inference.ARMS, "forward"),
-        _attention("attention-speed", attention.cases, YARDSTICK),
-        _attention("memory-speed", attention.memory_cases, "delta causal"),
-        _attention("pattern-speed", attention.pattern_cases),
-        _attention("flash-speed", attention.flash_cases, YARDSTICK),
-        _timing("decode-speed", decoding, decoding.case("softmax"), (decoding.YARDSTICK,), "step"),
-        _timing("whole-models", whole_models, whole_models.case("BERT-base"), training_step.VARIANTS, *PHASES),
-        _timing("generation", generation, generation.case(), generation.ARMS, "step"),
-        _timing("recomputation-speed", recomputation, recomputation.case(), _KEPT, *PASSES),
-        _timing("exchanged-speed", value_gradient, value_gradient.case(), value_gradient.ARMS, *PASSES),
-        _timing("projection-speed", projections, projections.case(), ("dense", "structured"), *projections.PHASES),
+        _timing("training-step", training_step),
+        _timing("inference", inference),
+        _timing("attention-speed", attention),
+        _timing("memory-speed", attention, cases=attention.memory_cases),
+        _timing("pattern-speed", attention, cases=attention.pattern_cases),
+        _timing("flash-speed", attention, cases=attention.flash_cases),
+        _timing("decode-speed", decoding),
+        _timing("whole-models", whole_models),
+        _timing("generation", generation),
+        _timing("recomputation-speed", recomputation),
+        _timing("exchanged-speed", value_gradient),
+        _timing("projection-speed", projections),
         _heads("heads-speed", heads.cases, heads.ARMS),
         _heads("induction-speed", heads.retrieving_cases, heads.RETRIEVING),
         *map(study.experiment, _STUDIES),
-        _experiment("positional-heads", positional_heads, _HEADS, resumes=True),
-        _experiment("depth", depth, _DEPTH),
-        _bytes("bytes", language.of_equal_flop),
-        _bytes("bytes-parameters", language.of_equal_parameters),
-        _bytes("bytes-budgets", language.of_budgets),
-        _bytes("bytes-little", language.of_little_text),
-        _ladder("ladder"),
-        _ladder("ladder-selective", cases=ladder.selective_cases),
-        _ladder("ladder-others", cases=ladder.other_cases),
-        _ladder("ladder-lengths", ladder_lengths),
-        _ladder("ladder-large", cases=ladder.large_cases),
-        _ladder("copying", copying),
-        _experiment("ladder-tables", ladder_tables, _TABLES),
-        _experiment("retrieval", retrieval, _RETRIEVAL),
-        _timing("bytes-speed", language_models, language_models.case(), ("learned",), "step"),
-        _timing("ladder-speed", ladder_models, ladder_models.case("python"), ("learned",), "step"),
-        _training("synthetic", synthetic, synthetic.case("induction", "learned")),
-        _training("images", images, images.case("learned"), "test"),
-        _training(
-            "fine-tuning", fine_tuning, fine_tuning.case("all trained"), "old, before", "new, before", "old", "new"
-        ),
-        _translation("translation"),
-        _translation("transduction"),
-        _experiment("translation-budgets", translation_budgets, _TRANSLATION, resumes=True),
-        _experiment("pruning", pruning, _PRUNING, resumes=True),
-        _experiment("agreement", agreement, Needs.like(agreement.case("softmax", True), quantities=agreement.ERRORS)),
+        _experiment("positional-heads", positional_heads),
+        _experiment("depth", depth),
+        _training("bytes", language, cases=language.of_equal_flop),
+        _training("bytes-parameters", language, cases=language.of_equal_parameters),
+        _training("bytes-budgets", language, cases=language.of_budgets),
+        _training("bytes-little", language, cases=language.of_little_text),
+        _experiment("ladder", ladder),
+        _experiment("ladder-selective", ladder, cases=ladder.selective_cases),
+        _experiment("ladder-others", ladder, cases=ladder.other_cases),
+        _experiment("ladder-lengths", ladder_lengths),
+        _experiment("ladder-large", ladder, cases=ladder.large_cases),
+        _experiment("copying", copying),
+        _experiment("ladder-tables", ladder_tables),
+        _experiment("retrieval", retrieval),
+        _timing("bytes-speed", language_models),
+        _timing("ladder-speed", ladder_models),
+        _training("synthetic", synthetic),
+        _training("images", images),
+        _training("fine-tuning", fine_tuning),
+        _training("translation", translating, cases=partial(translating.cases, "translation")),
+        _training("transduction", translating, cases=partial(translating.cases, "transduction")),
+        _experiment("translation-budgets", translation_budgets),
+        _experiment("pruning", pruning),
+        _experiment("agreement", agreement),
     )
 }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ortho._checks import expect, positive_int
+from ortho.checks import expect, positive_int
 from paper.experiments.statistics import Interval, expect_probability, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

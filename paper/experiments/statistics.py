@@ -11,7 +11,7 @@ from itertools import combinations
 from math import comb, inf
 from typing import Any
 
-from ortho._checks import describe, expect, positive_int
+from ortho.checks import describe, expect, positive_int
 
 Interval = tuple[float, float]
 

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from torch import Generator, Tensor, randn
 
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.block_sparse import BigBird
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.fixed import Fixed
@@ -34,7 +34,7 @@ def masks() -> dict[str, Tensor]:
     """The causal mask (N, N) of each picture; that of the last picture is for random queries and keys."""
     found = {name: whole.mask(TOKENS, is_causal=True) for name, (whole, _) in PICTURES.items()}
     q, k = randn(2, TOKENS, TOKENS, generator=Generator().manual_seed(0))
-    return found | {SELECTED: top_k_mask(q, k, count=CHOSEN, is_causal=True)}
+    return found | {SELECTED: top_k_mask(q, k, num_keys=CHOSEN, is_causal=True)}
 
 
 def patterns() -> Figure:

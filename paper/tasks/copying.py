@@ -11,11 +11,10 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Task
 
 
-@checked
 def task(*, length: int = 16, shortest: int = 8, symbols: int = 16, backwards: bool = False) -> Task:
     """The task with strings of `shortest` to `length` tokens out of `symbols`, every length equally often; blanks after
     the copy fill a sequence up to 2 * length tokens.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import Task
 from paper.tasks.text import whole_windows
 

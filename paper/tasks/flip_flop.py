@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Draw, Task
 
 WRITE, IGNORE, READ, ANSWER = 0, 2, 4, 5  # the first token of each kind

@@ -46,7 +46,6 @@ ARCHIVE = RemoteFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     # The author's page gives the MD5 of this file, c32a1d4ab5d03f1284b67883e8d87530.
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    170052171,
 )
 
 

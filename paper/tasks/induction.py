@@ -15,11 +15,10 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Task
 
 
-@checked
 def task(*, hops: int = 1, length: int = 64, symbols: int = 16) -> Task:
     """The task of `hops` hops, in sequences of `length` tokens out of `symbols`.
 

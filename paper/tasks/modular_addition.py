@@ -12,11 +12,10 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, share
+from ortho.checks import probability
 from paper.tasks.task import NONE, Batch, Task, any_of, first_of
 
 
-@checked
 def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
     """The task modulo `modulus`: a sequence is a, b and an equals sign, which is token `modulus`, with the answer.
 
@@ -27,7 +26,7 @@ def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
     Raises TypeError or ValueError for a `modulus` below 1, a `trained` outside [0, 1), and where a part has no pair.
     """
     total = modulus * (modulus + 1) // 2
-    most = round(share("trained", trained) * total)
+    most = round(probability("trained", trained) * total)
     middle = most + (total - most) // 2
     if not 0 < most < middle:
         raise ValueError(f"trained: expected a share that leaves pairs for all parts, of {total}, got {trained}")

@@ -15,13 +15,12 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Task, orders
 
 BLANK = 0  # keys follow it, and values are the upper half of the vocabulary
 
 
-@checked
 def task(*, pairs: int = 8, length: int = 32, vocab_size: int = 64) -> Task:
     """The task with `pairs` pairs in sequences of `length` tokens.
 

@@ -11,14 +11,13 @@ from functools import partial
 
 import torch
 
-from ortho._checks import checked, positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Task, orders
 
 MARK = 0  # the symbols follow it
 NEEDLE, QUESTION = 3, 2  # tokens of a mark, a key and its value, and of a mark and the key that is asked for
 
 
-@checked
 def task(*, needles: int = 4, length: int = 64, symbols: int = 32) -> Task:
     """The task with `needles` needles, anywhere in sequences of `length` tokens; the last two tokens ask for one.
 

@@ -17,11 +17,10 @@ from functools import partial
 import torch
 from torch.nn.functional import one_hot
 
-from ortho._checks import checked, positive_int, share
+from ortho.checks import positive_int, probability
 from paper.tasks.task import NONE, Batch, Task
 
 
-@checked
 def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 0.75) -> Task:
     """The task with contexts of `order` symbols, in sequences of `length` tokens.
 
@@ -30,7 +29,7 @@ def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 
     """
     if length <= order + 1:
         raise ValueError(f"length: expected more than order + 1 = {order + 1}, got {length}")
-    draw = partial(_draw, order=order, length=length, symbols=symbols, likely=share("likely", likely))
+    draw = partial(_draw, order=order, length=length, symbols=symbols, likely=probability("likely", likely))
     return Task(
         name="ngrams",
         title=f"likeliest symbol after {order} others, in {length} tokens of {symbols} symbols",

@@ -16,29 +16,29 @@ _BEGIN = re.compile(rb"^\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULT
 _END = re.compile(rb"^\*\*\* ?END OF TH(E|IS) PROJECT GUTENBERG.*$", re.MULTILINE)
 
 
-# For each novel its name, its place among GITenberg's repositories, its size in bytes, and its sha256.
+# For each novel its name, its place among GITenberg's repositories, and its sha256.
 _FILES = """
-anna-karenina Anna-Karenina_1399/cb3b12d5db852936e5a3abc05ef02939c9dcfd6e/1399-0.txt 2068089
+anna-karenina Anna-Karenina_1399/cb3b12d5db852936e5a3abc05ef02939c9dcfd6e/1399-0.txt
     ed44f47853a75d27009a011ae6d243fa89b8e03806b1dfcc66c1a80658d6b0c4
-bleak-house Bleak-House_1023/2fe2ed9f44a699aab35dfc84b69db6753a390c7f/1023.txt 2001188
+bleak-house Bleak-House_1023/2fe2ed9f44a699aab35dfc84b69db6753a390c7f/1023.txt
     51c12bd20b0c8efbe08578b4966adb9ece1805f2ff8d96e6b02c4562a4797449
-brothers-karamazov The-Brothers-Karamazov_28054/6a2b2e1e64fe3246e470b60459ba207e2872bd0e/28054-0.txt 2040483
+brothers-karamazov The-Brothers-Karamazov_28054/6a2b2e1e64fe3246e470b60459ba207e2872bd0e/28054-0.txt
     fcd9f41938533326d28af59b88dfcfe871096828c0249de133e25eace4dee61e
-david-copperfield David-Copperfield_766/1cfa9f937da3d37507885e00150ece32fb475da9/766-0.txt 2033142
+david-copperfield David-Copperfield_766/1cfa9f937da3d37507885e00150ece32fb475da9/766-0.txt
     405d8997c6c5047c6b3ceb5ad1388bd2d30aa78598952744e23a23cea7100e6b
-don-quixote Don-Quixote_996/9d5a482d065513226b76275851de05ff41b7e2f4/996.txt 2347853
+don-quixote Don-Quixote_996/9d5a482d065513226b76275851de05ff41b7e2f4/996.txt
     69ef241e632ef4fba882bde06ad31ecb395d865b11028cc046c4d253f4cf118e
-les-miserables Les-Mis-rables_135/913d26c4e33bc23cc91d79104ad0e939b4cd91ea/135-0.txt 3324334
+les-miserables Les-Mis-rables_135/913d26c4e33bc23cc91d79104ad0e939b4cd91ea/135-0.txt
     a878fd45f6d14808624d71154c1c1c75f64cb71ca5537f79bed1454255329004
-middlemarch Middlemarch_145/39add53d31f10ba5cecdcbe8c095f90b25fd4b3f/145.txt 1847708
+middlemarch Middlemarch_145/39add53d31f10ba5cecdcbe8c095f90b25fd4b3f/145.txt
     f499b77eb0e4e34edc3bae6b968e3241c8327384631bd26e8eec76b726915a7d
-war-and-peace War-and-Peace_2600/fa22ab90f00f627e83d14acabe32d91602d2365d/2600-0.txt 3359542
+war-and-peace War-and-Peace_2600/fa22ab90f00f627e83d14acabe32d91602d2365d/2600-0.txt
     6cbcc5ca5e590fb9ace161a5b93e4ecf280d7118104be0d63b686c004cfa70ae
 """
 _WORDS = _FILES.split()
 NOVELS = tuple(
-    RemoteFile(f"novels/{name}.txt", f"https://raw.githubusercontent.com/GITenberg/{place}", sha256, int(size))
-    for name, place, size, sha256 in zip(*(_WORDS[i::4] for i in range(4)), strict=True)
+    RemoteFile(f"novels/{name}.txt", f"https://raw.githubusercontent.com/GITenberg/{place}", sha256)
+    for name, place, sha256 in zip(*(_WORDS[i::3] for i in range(3)), strict=True)
 )
 
 

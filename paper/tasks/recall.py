@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Draw, Task, orders
 
 KEYS, VALUES = 16, 8

@@ -11,7 +11,7 @@ from itertools import permutations
 
 import torch
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Draw, Task
 
 

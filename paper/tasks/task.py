@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 
 NONE = -1  # the answer where none is asked for
 

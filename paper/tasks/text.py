@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.task import Batch, Task
 
 VOCAB_SIZE = 256

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.pairs import SPECIAL, STOP, Pair, batch_of
 from paper.tasks.task import Batch, Task
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.tasks.download import RemoteFile, fetch
 from paper.tasks.pairs import SPECIAL, Pair, batch_of, until_stop
 from paper.tasks.task import Batch, Task, any_of, first_of

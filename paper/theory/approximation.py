@@ -11,10 +11,10 @@ from math import ceil, erf, inf, log2, sqrt
 
 import torch
 
-from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.variance import FEATURES, features, moment, sample_data
 
@@ -52,7 +52,7 @@ def drawn_errors(
     `spread` is the standard deviation of the scores. The data of draw i are the same for all features. Raises
     ValueError for an unknown kind or draw, and for an odd m of trigonometric features.
     """
-    per_row = 2 if one_of("kind", kind, FEATURES) == "trigonometric" else 1
+    per_row = 2 if one_of("kind", kind, FEATURES) == "rff" else 1
     expect(not m % per_row, "m", f"an even number of {kind} features", m)
     rows = FEATURE_DRAWS[one_of("draw", draw, FEATURE_DRAWS)]
     found = []

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import torch
 
-from ortho._checks import describe, expect, one_of, within
 from ortho._typing import Float, Tensor
-from ortho.attention.untrained.positional_attention import SEVEN, PositionalPattern, named
+from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
+from ortho.checks import describe, expect, one_of, within
 from ortho.layers.multihead import MultiheadAttention
 from ortho.theory.estimates import Estimate, estimate
 

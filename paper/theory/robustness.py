@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ortho._checks import expect
 from ortho._typing import Float, State
 from ortho.attention.recurrent.ttt import state_now, ttt_attention
 from ortho.attention.recurrent.ttt_losses import TokenLoss
+from ortho.checks import expect
 
 WIDTH, LENGTH, NOISE, DRAWS = 8, 512, 0.1, 32
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -59,11 +59,21 @@ def stream(
     return Stream(target / width**0.5, k, torch.where(chance < share, wrong, v / width**0.5))
 
 
-def _written(k: Tensor, v: Tensor, loss: TokenLoss, eta: float, batch: int, state: State | None = None) -> State:
+def _written(
+    k: Tensor, v: Tensor, loss: TokenLoss, eta: float, mini_batch_size: int, state: State | None = None
+) -> State:
     """The state after writing the pairs in their order, with steps of size eta."""
     rates = k.new_full(k.shape[:-1], eta)
     result: Any = ttt_attention(
-        k[:, :1], k, v, loss=loss, eta=rates, batch=batch, qk_l2norm=False, initial_state=state, return_state=True
+        k[:, :1],
+        k,
+        v,
+        loss=loss,
+        eta=rates,
+        mini_batch_size=mini_batch_size,
+        qk_l2norm=False,
+        initial_state=state,
+        return_state=True,
     )
     return result[1]
 
@@ -114,7 +124,7 @@ def retrieved(
     k: Float[Tensor, "R P K"],
     v: Float[Tensor, "R P V"],
     *,
-    batch: int,
+    mini_batch_size: int,
     passes: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "R"]:
@@ -122,7 +132,7 @@ def retrieved(
     state = None
     for _ in range(passes):
         order = torch.randperm(k.shape[1], generator=generator)
-        state = _written(k[:, order], v[:, order], loss, eta, batch, state)
+        state = _written(k[:, order], v[:, order], loss, eta, mini_batch_size, state)
     assert state is not None
     return _found(k, v, state)
 

@@ -14,8 +14,8 @@ from math import prod, sqrt
 import torch
 from torch.nn.functional import normalize
 
-from ortho._checks import expect, one_of
 from ortho._typing import Float, Tensor
+from ortho.checks import expect, one_of
 from ortho.orthogonal import DRAWS
 
 # -------------------------------------------------------------------------------------------------------------- the law

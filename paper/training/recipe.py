@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import cos, inf, pi
 
-from ortho import _checks
+from ortho import checks
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -32,17 +32,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("steps", "B"):
-            _checks.positive_int(name, getattr(self, name))
+            checks.positive_int(name, getattr(self, name))
         for name in ("warm_up", "smoothing"):
-            _checks.share(name, getattr(self, name))
+            checks.probability(name, getattr(self, name))
         for name in ("rate", "clip", "weight_decay"):
             value = getattr(self, name)
             wanted = "of at least 0" if name == "weight_decay" else "above 0"
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name}: expected a number {wanted}, got {_checks.describe(value)}")
+                raise TypeError(f"{name}: expected a number {wanted}, got {checks.describe(value)}")
             if not 0 <= value < inf or (value == 0 and name != "weight_decay"):
                 raise ValueError(f"{name}: expected a finite number {wanted}, got {value}")
-        _checks.one_of("precision", self.precision, PRECISIONS)
+        checks.one_of("precision", self.precision, PRECISIONS)
 
     def share_of_rate(self, step: int) -> float:
         """The share of `rate` with which a step, counted from 0, is made."""

@@ -3,16 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from ortho._checks import unchecked_values
 from paper.tasks.task import NONE, Batch, Draw
 from paper.training import checkpoints
 from paper.training.recipe import Recipe
@@ -23,7 +21,6 @@ __all__ = ["Trainer"]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 EVERY_S = 20.0  # between checkpoints
-EVERY_STEPS = 100  # likewise, for several processes, which have to agree
 
 
 class Trainer:
@@ -38,9 +35,7 @@ class Trainer:
     kernels have a deterministic form; PyTorch warns of one that has none). `identity` says which run it is; the
     checkpoint of another run is not used. The caller removes the file when it has the result.
 
-    Under `torch.distributed` every process draws the same batch and takes its share of the examples; gradients are
-    those of the whole batch. Raises CheckpointError for a damaged checkpoint, ValueError for fewer examples than
-    processes, and FloatingPointError if a loss is not a finite number.
+    Raises CheckpointError for a damaged checkpoint, and FloatingPointError if a loss is not a finite number.
     """
 
     def __init__(
@@ -65,33 +60,22 @@ class Trainer:
         self.watched: list[Any] = []
         self._losses: list[Tensor] = []
         self._best: dict[str, Tensor] | None = None
-        self.rank, self.ranks = 0, 1
-        if distributed.is_available() and distributed.is_initialized():
-            self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
-        if self.ranks > recipe.B:
-            raise ValueError(f"B: expected at least an example for each of {self.ranks} processes, got {recipe.B}")
         stored = None if checkpoint is None else checkpoints.load(checkpoint, identity)
         if stored is not None:
             self._resume(stored)
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step so far, in nats an answer. With several processes, all have to ask for them."""
-        if not self._losses:
-            return []
-        losses = torch.stack(self._losses)
-        if self.ranks > 1:
-            distributed.all_reduce(losses)
-        return losses.tolist()
+        """The loss of each step so far, in nats an answer."""
+        return torch.stack(self._losses).tolist() if self._losses else []
 
     def run(self, until: int | None = None) -> None:
         """Train up to a step, by default the recipe's last, and leave the model in evaluation mode, without dropout."""
         until = self.recipe.steps if until is None else min(until, self.recipe.steps)
-        call = self.model if self.ranks == 1 else _parallel(self.model)
         saved = time.monotonic()
         with _deterministic(self.device):
             while self.step < until:
-                self._make_steps(call, until, saved)
+                self._make_steps(until, saved)
                 if self.step in self.at and self.watch is not None:
                     self._look(self.watch)
                 if self._is_due(saved) or self.step == until < self.recipe.steps:
@@ -101,38 +85,34 @@ class Trainer:
             self.model.load_state_dict(self._best)
         self.model.eval()
 
-    def _make_steps(self, call: nn.Module, until: int, saved: float) -> None:
+    def _make_steps(self, until: int, saved: float) -> None:
         """Make steps up to the next look, the next checkpoint or the last step, and add the time of the steps alone."""
         self.model.train()
         began, first = time.monotonic(), self.step
         while self.step == first or not (self.step in self.at or self.step == until or self._is_due(saved)):
-            # In the first step the layers check every number that they are given; the other steps skip that.
-            with nullcontext() if self.step == 0 else unchecked_values():
-                self._make_step(call)
+            self._make_step()
         if not torch.stack(self._losses[first:]).isfinite().all():  # which waits for the device
             raise FloatingPointError(f"steps {first} to {self.step}: expected finite losses, got NaN or infinity")
         self.seconds += time.monotonic() - began
 
-    def _make_step(self, call: nn.Module) -> None:
+    def _make_step(self) -> None:
         rate = self.recipe.rate * self.recipe.share_of_rate(self.step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         batch = self.draw(self.recipe.B, self.generator)
-        total = int(batch.asked.sum())
-        loss = self._loss(call, _part(batch, self.rank, self.ranks).to(self.device), total)
+        loss = self._loss(batch.to(self.device), int(batch.asked.sum()))
         self.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(_trained(self.model), self.recipe.clip)
         self.optimiser.step()
-        self._losses.append(loss.detach() / self.ranks)
+        self._losses.append(loss.detach())
         self.step += 1
 
-    def _loss(self, call: nn.Module, batch: Batch, total: int) -> Tensor:
-        """This process's part of the mean cross-entropy of the `total` answers asked for, times the number of
-        processes, as gradients are averaged over these."""
+    def _loss(self, batch: Batch, total: int) -> Tensor:
+        """The mean cross-entropy of the `total` answers asked for."""
         half = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            logits: Tensor = call(*batch.inputs)
+            logits: Tensor = self.model(*batch.inputs)
         sums = cross_entropy(
             logits.flatten(0, -2).float(),
             batch.answers.flatten(),
@@ -140,7 +120,7 @@ class Trainer:
             reduction="sum",
             label_smoothing=self.recipe.smoothing,
         )
-        return sums * (self.ranks / total)
+        return sums * (1 / total)
 
     def _look(self, watch: Callable[[int], Any]) -> None:
         self.model.eval()
@@ -152,16 +132,13 @@ class Trainer:
 
     def _is_due(self, saved: float) -> bool:
         """Whether it is time for a checkpoint."""
-        return self.step % EVERY_STEPS == 0 if self.ranks > 1 else time.monotonic() - saved > EVERY_S
+        return time.monotonic() - saved > EVERY_S
 
     def _save(self) -> None:
-        if self.checkpoint is None:
-            return
-        losses = self.losses  # of all processes
-        if self.rank == 0:
-            checkpoints.save(self.checkpoint, self._state(losses), self.identity)
+        if self.checkpoint is not None:
+            checkpoints.save(self.checkpoint, self._state(), self.identity)
 
-    def _state(self, losses: list[float]) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"
         return {
             "step": self.step,
@@ -169,7 +146,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "best": self._best,
-            "losses": torch.tensor(losses),
+            "losses": torch.tensor(self.losses),
             "watched": self.watched,
             "generator": self.generator.get_state(),
             "dropout": torch.get_rng_state(),
@@ -181,8 +158,7 @@ class Trainer:
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.seconds, self.watched = state["step"], state["seconds"], state["watched"]
         self._best = state["best"]
-        losses = state["losses"].to(self.device)
-        self._losses = list((losses if self.rank == 0 else torch.zeros_like(losses)).unbind())
+        self._losses = list(state["losses"].to(self.device).unbind())
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["dropout"])
         if state["dropout_cuda"] is not None:
@@ -198,17 +174,6 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     trained = _trained(model)
     groups = [([p for p in trained if p.dim() > 1], weight_decay), ([p for p in trained if p.dim() < 2], 0.0)]
     return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
-
-
-def _part(batch: Batch, rank: int, ranks: int) -> Batch:
-    """The examples of a batch that belong to this process."""
-    return Batch(tuple(x[rank::ranks] for x in batch.inputs), batch.answers[rank::ranks]) if ranks > 1 else batch
-
-
-def _parallel(model: nn.Module) -> nn.Module:
-    device = next(model.parameters()).device
-    devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
 
 
 @contextmanager

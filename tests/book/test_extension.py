@@ -1,6 +1,7 @@
 """The pages' own Sphinx extension: numbers, per cent signs, buttons, and a build that loads what the pages need."""
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,21 @@ def test_per_cent_signs_stay_with_their_numbers_and_code_is_as_it_was():
     extension.KeepTogether(document).run()
     found = [text.astext() for text in document.findall(nodes.Text)]
     assert found == ["7\xa0% and ", "8", "\xa0% of it", *["7 % 2"] * 4, "in % of all 12.5\xa0%, x % y, 7%"]
+
+
+def test_a_page_that_reads_timings_says_of_which_commit_and_date_they_are():
+    """Others say nothing."""
+    ends = {}
+    for name in ("notebooks/16-dynamic-sparsity", "book/index", "notebooks/01-the-standard-layer"):
+        document = new_document("a page")
+        env = SimpleNamespace(docname=name, doc2path=lambda name: ROOT / f"{name}.ipynb")
+        extension.date_timings(SimpleNamespace(env=env), document)
+        ends[name] = document.astext()
+    dated = re.compile(
+        r"Times on this page were measured with (commit [0-9a-f]{8} \(\d{4}-\d\d-\d\d\)(, )?)+\. (They|The)"
+    )
+    assert [bool(dated.match(end)) for end in ends.values()] == [True, True, False] and not list(ends.values())[-1]
+    assert extension.differs("0" * 40), "a commit that nobody has"
 
 
 @pytest.mark.parametrize(

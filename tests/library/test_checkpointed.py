@@ -7,7 +7,7 @@ from refusals import refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
-from ortho.cost.counting import Allocations, count_step
+from ortho.cost.counting import Allocations
 from ortho.cost.models import recomputed
 from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 
@@ -66,7 +66,7 @@ def test_attention_alone(causal):
                 D, H, attention=attention, generator=torch.Generator().manual_seed(0), dtype=torch.float64, **options
             )
         )
-    plain, recomputed = (count_step(layer, x, is_causal=causal) for layer in layers)
+    plain, recomputed = (cost.of(layer, x, is_causal=causal) for layer in layers)
     assert torch.equal(*(layer(x, is_causal=causal) for layer in layers))
     assert plain.saved_bytes - recomputed.saved_bytes == 8 * H * 40 * 40 + (40 * 40 if causal else 0)
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
@@ -75,27 +75,27 @@ def test_attention_alone(causal):
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
 def test_declared_is_counted(count, segments):
     x = draw(1, N, D).requires_grad_()
-    counts = count_step(Checkpointed(blocks(count), segments), x)
+    counts = cost.of(Checkpointed(blocks(count), segments), x)
     declared = recomputed(1, N, D, H, count, segments, itemsize=8)
-    assert counts.forward + counts.backward == declared.step
-    assert counts.saved_bytes == declared.kept_bytes
-    assert declared.step - declared.again == recomputed(1, N, D, H, count, 0, itemsize=8).step
+    assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
+    assert counts.saved_bytes == segments * 8 * N * D  # the segments' inputs
 
 
 def test_the_peak():
-    """Counted over all live tensors, forward and backward: the peak falls by what the closed form says, except for the
-    gradients and temporaries of one block, which are there in any case."""
-    one, size = cost.block(1, 64, D, H, itemsize=8), (1, 64, D)
-    peaks, declared = {}, {}
+    """Counted over all live tensors, forward and backward: at the peak one segment's blocks and the other segments'
+    inputs are kept, besides the gradients and temporaries of one block, which are there in any case."""
+    size, peaks, declared = (1, 64, D), {}, {}
+    one = cost.of(blocks(1)[0], draw(*size).requires_grad_()).saved_bytes
     for segments in (0, 1, 3, 9):
         rows, x = blocks(9), draw(*size).requires_grad_()
         run = Checkpointed(rows, segments) if segments else nn.Sequential(*rows)
         with Allocations() as memory:
             torch.autograd.grad(run(x).sum(), [x, *trained(run).values()])
-        peaks[segments], declared[segments] = memory.peak, recomputed(1, 64, D, H, 9, segments, itemsize=8).peak_bytes
+        kept = (segments - 1) * 8 * 64 * D + 9 // segments * one if segments else 9 * one
+        peaks[segments], declared[segments] = memory.peak, kept
     for segments in (1, 3, 9):
         saved = declared[0] - declared[segments]
-        assert abs(peaks[0] - peaks[segments] - saved) <= one.saved_bytes
+        assert abs(peaks[0] - peaks[segments] - saved) <= one
     assert declared[1] == declared[0]  # one segment for all: nothing is gained
     assert peaks[9] < peaks[3] < peaks[1]  # a block keeps more than nine times its input
 

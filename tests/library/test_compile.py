@@ -14,7 +14,7 @@ from compiled_models import CASES
 from extent import WHOLE
 
 from ortho import MECHANISMS
-from ortho.attention.untrained import patterns
+from ortho.attention.positional import patterns
 
 pytestmark = [
     pytest.mark.unchecked,

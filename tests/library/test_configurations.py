@@ -9,8 +9,6 @@ from counted import assert_declared
 from ortho import PROJECTIONS
 from ortho.cost import layer
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.counting import optimiser_bytes, saved_bytes
-from ortho.cost.models import step_memory
 
 TINY = {  # what differs from the published size
     "BERT-base": {"N": 7, "sizes": {"vocab_size": 11, "max_length": 7}},
@@ -78,26 +76,6 @@ def test_parts_of_a_step(name, projection, form):
     assert parts["embeddings"] == (2 * 2 * B * 196 * 768 * 768 if name == "ViT-Base" else 0)
     outputs = {"BERT-base": 768, "GPT-2 medium": 1024 * 50257, "ViT-Base": 1000}
     assert parts["read-out"] == 6 * B * at.d * outputs[name]
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_memory_is_what_is_there(name, projection):
-    at, dtype = tiny(name), torch.float64
-    model = at.build(projection=projection, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    optimiser = torch.optim.AdamW(model.parameters())
-    with saved_bytes([*model.parameters(), *model.buffers()]) as kept:
-        y = model(*at.inputs(2, dtype=dtype))
-    activations = kept()
-    y.sum().backward()
-    optimiser.step()
-    assert step_memory(at.cost(2, projection=projection, itemsize=dtype.itemsize)) == {
-        "trained weights": nbytes(p for p in model.parameters() if p.requires_grad),
-        "frozen weights": nbytes(t for t in (*model.parameters(), *model.buffers()) if not t.requires_grad),
-        "gradients": nbytes(p.grad for p in model.parameters() if p.requires_grad),
-        "moments": optimiser_bytes(optimiser),
-        "activations": activations,
-    }
 
 
 def test_inputs_are_seeded():

@@ -7,8 +7,7 @@ import torch
 from refusals import refuses
 
 from ortho import PROJECTIONS, FrozenQKAttention, HybridAttention, MultiheadAttention, PositionalHeads
-from ortho.cost import layer, model
-from ortho.cost.counting import count_step
+from ortho.cost import layer, model, of
 from ortho.cost.layers import cross_layer
 from ortho.cost.models import encoder_decoder
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -44,7 +43,7 @@ class Beside(torch.nn.Module):
 
 
 def counted(module, *inputs, **kwargs):
-    return derived(count_step(module, *inputs, **kwargs))
+    return derived(of(module, *inputs, **kwargs))
 
 
 def derived(cost):

@@ -7,7 +7,7 @@ import torch
 from seeded import draw
 from torch.nn.functional import gelu, silu
 
-from ortho.cost.counting import count_step
+from ortho.cost import of
 from ortho.cost.models import gated_feed_forward, mixture_of_experts
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 
@@ -113,7 +113,7 @@ def test_training_evens_the_load():
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_declared_is_counted(gated, k, form):
     module = mixture(top_k=k, gated=gated, form=form)
-    counts = count_step(module, draw(2, 7, D).requires_grad_())
+    counts = of(module, draw(2, 7, D).requires_grad_())
     declared = mixture_of_experts(2, 7, D, E, k, 4, gated=gated, form=form)
     assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
     assert counts.trained == declared.trained
@@ -123,7 +123,7 @@ def test_a_gated_network():
     module, x = GatedFeedForward(D, 9, dtype=torch.float64), draw(2, 3, D).requires_grad_()
     want = (silu(x @ module.weight_gate.T) * (x @ module.weight_up.T)) @ module.weight_down.T
     torch.testing.assert_close(module(x), want, **TOLERANCE)
-    counts, declared = count_step(module, x), gated_feed_forward(2, 3, D, 9)
+    counts, declared = of(module, x), gated_feed_forward(2, 3, D, 9)
     assert (counts.forward, counts.backward, counts.trained) == (declared.forward, declared.backward, declared.trained)
     assert GatedFeedForward(24).weight_up.shape == (64, 24)
     sizes = (sum(p.numel() for p in m.parameters()) for m in (GatedFeedForward(24), FeedForward(24)))

@@ -4,7 +4,6 @@ from math import sqrt
 
 import pytest
 import torch
-from refusals import refuses
 from scipy import stats
 from seeded import generator
 
@@ -78,19 +77,6 @@ def test_structured_rows_are_cut_from_wider_ones():
     products = (draws[:, 0] * draws[:, 1]).sum(-1)
     assert products.abs().max() > 0.1
     assert abs(estimate(products).deviation(0.0)) < SIGMAS
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
-def test_bad_sizes(draw):
-    for m, K, error, message in (
-        (0, 4, ValueError, "m: expected an integer of at least 1, got 0"),
-        (4, -1, ValueError, "K: expected an integer of at least 1, got -1"),
-        (2.0, 4, TypeError, "m: expected an integer of at least 1, got float 2.0"),
-        (4, True, TypeError, "K: expected an integer of at least 1, got bool True"),
-    ):
-        refuses(message, draw, m, K, error=error)
-    refuses("factors: expected an integer of at least 1, got 0", structured_features, 4, 4, factors=0)
 
 
 def test_iid_rows_are_independent():

@@ -11,7 +11,7 @@ from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
-from ortho.attention.positions.forgetting_transformer import ForgetGate
+from ortho.attention.position_bias.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.attention.recurrent.ssd import Rate, Step
@@ -138,7 +138,9 @@ def test_gates_of_queries_are_made_of_their_tokens(form, keys):
     one, x, context = layer("sparse-linear", form=form), draw(2, 5, 12), draw(2, keys, 12, seed=1)
     torch.testing.assert_close(one(x, context), by_hand(one, x, context), atol=1e-12, rtol=1e-12)
     other = draw(2, keys, 12, seed=2)
-    assert torch.equal(one._operands(x, other)[3]["log_far"], one._operands(x, context)[3]["log_far"])
+    assert torch.equal(
+        one._operands(x, other)[3]["log_linear_weight"], one._operands(x, context)[3]["log_linear_weight"]
+    )
 
 
 def test_every_gate_is_named():

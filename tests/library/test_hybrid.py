@@ -28,14 +28,8 @@ SPLITS = [
 
 
 # The kinds that are not mechanisms alone, and mechanisms of all sorts of states and gates.
-KINDS = [kind for kind in HEADS if kind not in MECHANISMS] + [
-    "rotary",
-    "window",
-    "linear",
-    "gated-delta",
-    "gla",
-    "selective-scan",
-]
+OF_ALL_SORTS = ["rotary", "window", "linear", "gated-delta", "gla", "selective-scan"]
+KINDS = [kind for kind in HEADS if kind not in MECHANISMS] + OF_ALL_SORTS
 
 
 def layer(heads=SPLIT, *, dtype=torch.float64, **kwargs):
@@ -157,6 +151,9 @@ def test_autocast(heads):
         found = [y, *torch.autograd.grad(y, [leaf, *trained(one).values()], draw(*y.shape, seed=9).bfloat16())]
         for a, b in zip(found, expected, strict=True):
             assert (a - b).norm() < 8 * 2**-8 * b.norm()
+
+
+gated = partial(MultiheadAttention, attention="delta")
 
 
 def test_kinds_of_ones_own():

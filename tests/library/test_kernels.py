@@ -7,7 +7,7 @@ from seeded import draw as normal
 from seeded import generator
 
 from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
-from ortho.attention.linear.favor import PositiveFeatures, TrigonometricFeatures
+from ortho.attention.linear.favor import PositiveFeatures, RandomFourierFeatures
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.theory import kernels
@@ -26,9 +26,9 @@ MAPS = {
     "cosine": Cosine(),
     "powers": Powers(2),
     "powers3": Powers(3),
-    "positive": PositiveFeatures(count=16),
-    "trigonometric": TrigonometricFeatures(count=8),
-    **{fit: DenseExponentialFeatures(fit, count=16) for fit in ("gerf", "saderf", "aderf", "sderf")},
+    "positive": PositiveFeatures(m=16),
+    "rff": RandomFourierFeatures(m=16),
+    **{fit: DenseExponentialFeatures(fit, m=16) for fit in ("gerf", "saderf", "aderf", "sderf")},
 }
 
 
@@ -85,7 +85,7 @@ def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
     matrix = kernels.gram(kernels.KERNELS["softmax"], line(n))
     assert kernels.rank(matrix, 1) == n
     for m in (2, 3):
-        estimated = kernels.map_gram(PositiveFeatures(count=m), line(n))
+        estimated = kernels.map_gram(PositiveFeatures(m=m), line(n))
         assert kernels.rank(estimated, m) <= m < n
 
 
@@ -95,7 +95,7 @@ def test_a_map_that_treats_keys_otherwise_is_noticed():
     B = torch.diag(torch.linspace(0.5, 2, K, dtype=torch.float64))
     given = DenseParameters(a, B, 1.4 * B.inverse())
     with pytest.raises(ValueError, match="matrix: expected it symmetric"):
-        kernels.least_eigenvalue(kernels.map_gram(DenseExponentialFeatures("gerf", given, count=16), points()))
+        kernels.least_eigenvalue(kernels.map_gram(DenseExponentialFeatures("gerf", given, m=16), points()))
 
 
 # -------------------------------------------------------------------------------------------------------------- copying

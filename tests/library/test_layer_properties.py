@@ -22,7 +22,7 @@ from ortho import (
     SynthesizerAttention,
     TransformerBlock,
 )
-from ortho.attention.untrained.patterns import Gaussian
+from ortho.attention.positional.patterns import Gaussian
 from ortho.layers.hybrid import HEADS
 from ortho.layers.short_convolution import short_convolution
 

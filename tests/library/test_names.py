@@ -4,9 +4,8 @@ import pytest
 from refusals import refuses
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention
-from ortho._checks import one_of
-from ortho._checks.names import ALIASES, WHOLE, nearest
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.checks import ALIASES, WHOLE, nearest, one_of
 from ortho.orthogonal import DRAWS
 from paper.experiments import EXPERIMENTS
 from paper.experiments.engine.cli import find
@@ -33,7 +32,7 @@ def test_the_nearest_name(asked, known, meant):
 
 def test_each_alias_leads_to_a_known_name_and_is_none_itself():
     named = {*MECHANISMS, *PROJECTIONS, *DRAWS, *FEATURE_DRAWS, "fast", "reference", "sinusoidal", "mqar", "recall"}
-    named |= {"positive", "trigonometric"}
+    named |= {"positive", "rff"}
     assert {name for names in ALIASES.values() for name in names} <= named
     assert not any(one in ALIASES[one] for one in ALIASES)
 

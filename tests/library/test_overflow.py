@@ -17,7 +17,7 @@ CUT, LENGTH = 5, 9
 MEMORIES = {name: m.gates for name, m in MECHANISMS.items() if m.family == "recurrent"}
 ERASING = {name for name, gates in MEMORIES.items() if "beta" in gates}
 SUMMING = ERASING | {name for name in MEMORIES if name.startswith("ttt")}
-SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "trigonometric", "favor", "routing"}
+SUMMING |= {"rotary", "linear", "linear-relu", "cosformer", "taylor", "powers", "rff", "favor", "routing"}
 
 
 def drawn():

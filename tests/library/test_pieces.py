@@ -15,7 +15,7 @@ from refusals import refuses
 from seeded import draw
 
 from ortho import MECHANISMS
-from ortho.attention import FORMS, chunking
+from ortho.attention import FORMS, recurrence
 from ortho.attention.recurrence import CHUNK, TILE
 from ortho.cost.counting import Allocations
 
@@ -61,7 +61,7 @@ def test_two_calls_are_the_whole(name, sizes, monkeypatch):
     for causal in ways(m):
         expected = None
         for function, piece, tile in functions(m, size):
-            monkeypatch.setattr(chunking, "TILE", tile)
+            monkeypatch.setattr(recurrence, "TILE", tile)
             attend, states = partial(function, is_causal=causal, return_state=True, **piece), []
 
             def whole(attend=attend, states=states, **x):
@@ -100,7 +100,7 @@ def test_masks_of_every_shape(name, monkeypatch):
         mask = draw(*shape, seed=4) > 0
         results = []
         for function, sizes, tile in functions(m, 4):
-            monkeypatch.setattr(chunking, "TILE", tile)
+            monkeypatch.setattr(recurrence, "TILE", tile)
 
             def call(function=function, causal=causal, mask=mask, sizes=sizes, **x):
                 return function(**x, is_causal=causal, attn_mask=mask, **sizes)
@@ -131,7 +131,7 @@ def test_masks_beside_a_state(name):
 
 BY_PLACE = {"cosformer", "alibi", "sparse-linear"}  # for these a hidden token still counts as a place
 KEPT = [name for name in PIECEWISE if name not in BY_PLACE and not name.startswith("ttt")]
-OF_QUERIES = {"q", "bias_queries", "log_far"}
+OF_QUERIES = {"q", "bias_queries", "log_linear_weight"}
 
 
 @EVERY
@@ -171,7 +171,7 @@ def test_hidden_tokens(name, form, kept):
 @pytest.mark.parametrize("tile", [TILE, 2])
 def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
     """Bit for bit, at cuts inside and between pieces, whether the tokens that come are large or vanish."""
-    monkeypatch.setattr(chunking, "TILE", tile)
+    monkeypatch.setattr(recurrence, "TILE", tile)
     m = PIECEWISE[name]
     given, other = (operands(m, 2, length=150, seed=seed) for seed in (0, 1))  # three chunks of 50, or two of 64
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from refusals import refusals, refuses
 from seeded import draw
 
-from ortho.attention.untrained.patterns import Gaussian, Recent, Shift
-from ortho.attention.untrained.positional_attention import (
+from ortho.attention.positional.patterns import Gaussian, Recent, Shift
+from ortho.attention.positional.positional_attention import (
     PATTERNS,
     SEVEN,
     positional_attention,

@@ -10,8 +10,8 @@ from refusals import refusals
 from seeded import draw
 from torch.nn.functional import linear
 
-from ortho.attention.untrained.patterns import Gaussian, Recent
-from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.attention.positional.patterns import Gaussian, Recent
+from ortho.attention.positional.positional_attention import SEVEN
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.

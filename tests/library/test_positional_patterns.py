@@ -8,8 +8,8 @@ import pytest
 import torch
 from refusals import refusals
 
-from ortho.attention.untrained.patterns import GAUSSIANS, REACH, RECENT, Gaussian, Recent, Shift
-from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN, positional_attention
+from ortho.attention.positional.patterns import GAUSSIANS, REACH, RECENT, Gaussian, Recent, Shift
+from ortho.attention.positional.positional_attention import PATTERNS, SEVEN, positional_attention
 
 BY_NAME = pytest.mark.parametrize("name", PATTERNS)
 NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))

@@ -8,7 +8,7 @@ from extent import some
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.softmax.frozen_qk import frozen_qk_attention, frozen_qk_attention_reference
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
@@ -76,9 +76,9 @@ def test_choices_are_made_in_float32(is_causal):
     """Scores that bfloat16 cannot tell apart: keys that differ by 2^-10."""
     q = torch.ones(1, 1, 300, 4)
     k = 1 + 2.0**-10 * torch.rand(1, 1, 300, 4, generator=torch.Generator().manual_seed(0))
-    outside = top_k_mask(q, k, count=4, is_causal=is_causal)
+    outside = top_k_mask(q, k, num_keys=4, is_causal=is_causal)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(top_k_mask(q, k, count=4, is_causal=is_causal), outside)
+        assert torch.equal(top_k_mask(q, k, num_keys=4, is_causal=is_causal), outside)
 
 
 LAYOUTS = {

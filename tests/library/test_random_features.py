@@ -29,7 +29,7 @@ def test_maps_by_hand():
     u, scale = torch.tensor([0.6, -1.6, 1.4], dtype=F64), sqrt(3)
     torch.testing.assert_close(rf.positive_features(x, omega)[0], (u - 0.5).exp() / scale)
     waves = torch.cat([u.sin(), u.cos()]) * exp(0.5) / scale
-    torch.testing.assert_close(rf.trigonometric_features(x, omega)[0], waves)
+    torch.testing.assert_close(rf.rff_features(x, omega)[0], waves)
 
 
 def test_dense_features_by_hand():

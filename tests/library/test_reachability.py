@@ -5,9 +5,9 @@ import torch
 
 from ortho.attention.sparse.block_sparse import BigBird
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
-from ortho.attention.sparse.fixed import Fixed, Summaries
+from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.strided import Columns, Strided
+from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.theory.reachability import layers_between, layers_to_reach, reached, window_layers
 
@@ -64,7 +64,7 @@ def test_two_strided_layers_reach_every_earlier_token(l):
     """Two layers do in either order, with l keys in the window; with one key fewer they miss some tokens as soon as
     there are l. Neither layer suffices alone, however often it is repeated."""
     for n in LENGTHS:
-        window, columns = causal(Window(l), n), causal(Columns(l), n)
+        window, columns = causal(Window(l), n), causal(Strided(l), n)
         for layers in ((window, columns), (columns, window)):
             assert torch.equal(reached(*layers, residual=False), earlier(n))
         if 1 < l <= n:
@@ -73,7 +73,7 @@ def test_two_strided_layers_reach_every_earlier_token(l):
         if 1 < l < n:
             assert not torch.equal(reached(window, window), earlier(n)) or n <= 2 * l - 1
             assert layers_to_reach(columns) is None
-        for pattern in (Strided(l), LocalDilated(l)):
+        for pattern in (LocalStrided(l), LocalDilated(l)):
             assert layers_to_reach(causal(pattern, n)) <= 2
 
 
@@ -82,7 +82,7 @@ def test_two_fixed_layers_reach_every_earlier_token(l, c):
     """Two layers do with blocks first, then summaries. The other way round, a token that is not a summary does not
     leave its block. Without residual connections a token before its block's summaries loses what it has."""
     for n in LENGTHS:
-        blocks, summaries = causal(BlockedWindow(l), n), causal(Summaries(l, c), n)
+        blocks, summaries = causal(BlockedWindow(l), n), causal(FixedColumns(l, c), n)
         assert torch.equal(reached(blocks, summaries), earlier(n))
         assert layers_to_reach(causal(Fixed(l, c), n)) <= 2
         if n > l > c:
@@ -93,11 +93,11 @@ def test_two_fixed_layers_reach_every_earlier_token(l, c):
 def test_two_layers_do_not_reach_any_token_from_any():
     """In a causal model layers reach only earlier tokens, however many there are; otherwise they reach all."""
     n = 20
-    for pair in ((Window(4), Columns(4)), (BlockedWindow(4), Summaries(4, 1))):
+    for pair in ((Window(4), Strided(4)), (BlockedWindow(4), FixedColumns(4, 1))):
         assert torch.equal(reached(*(causal(p, n) for p in pair)), earlier(n))
         assert torch.equal(reached(*(causal(p, n) for p in pair * 9)), earlier(n))
         assert reached(*(p.mask(n) for p in pair)).all()
-    for pattern in (Strided(4), Fixed(4, 1)):
+    for pattern in (LocalStrided(4), Fixed(4, 1)):
         assert layers_to_reach(causal(pattern, n), is_causal=False) is None
         assert layers_to_reach(pattern.mask(n), is_causal=False) == 2
 
@@ -113,7 +113,7 @@ def test_windows(w):
 def test_windows_that_never_reach():
     """Blocks that do not overlap, multiples of a dilation, and the inverted rule where it leaves only distance 0."""
     n = 13
-    for pattern in (BlockedWindow(4), Dilated(4, 2), Columns(3), NeitherFarNorMultiple(1)):
+    for pattern in (BlockedWindow(4), Dilated(4, 2), Strided(3), NeitherFarNorMultiple(1)):
         assert layers_to_reach(causal(pattern, n)) is None
         assert layers_to_reach(pattern.mask(n), is_causal=False) is None
     assert layers_to_reach(causal(BlockedWindow(4, 2), n)) == 6  # back to 10, 8, 6, 4, 2, 0

@@ -3,6 +3,8 @@
 `test_properties.py` and `test_decoding.py` show what holds for every mechanism, up to 40 tokens.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from recurrent_operands import (
@@ -20,7 +22,11 @@ from recurrent_operands import (
 )
 from seeded import draw
 
+from ortho.attention import recurrence
+from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrent.delta import reorthogonalised
 from ortho.attention.recurrent.gla import chunk_width
+from ortho.attention.recurrent.selective_scan import selective_scan, selective_scan_reference
 from ortho.attention.scores import TINY, unit
 
 ERASING = [name for name in NAMES if name not in ADDING]
@@ -47,17 +53,17 @@ def by_products(q, k, v, beta, log_decay, S, *, is_causal, erase=True, before_fa
 @pytest.mark.parametrize("scale", [None, 0.3, -2.0])
 def test_formula(name, form, causal, scale):
     """As published, with all gradients. Without a scale GLA divides by sqrt(K), which is 2 here; mechanisms that erase
-    divide by the lengths of queries and keys, unless these are to be taken as they are. SSD's decay is made of its step
-    and rate."""
+    divide by the lengths of queries and keys, unless these are to be taken as they are. SSD's decay is made of dt
+    and A."""
     given = arguments(name, length=7, keys=7 if causal else 9)
     kwargs = {"is_causal": causal, "scale": scale} | ({"chunk": 4} if form == "fast" else {})
     factor = SCALES.get(name, 1) if scale is None else scale
 
     def expected(length):
-        def function(q, k, v, beta=None, log_decay=None, step=None, rate=None, *, return_state, initial_state):
+        def function(q, k, v, beta=None, log_decay=None, dt=None, A=None, *, return_state, initial_state):
             q, k = (x / length(x) for x in (q, k))
             if name == "ssd":
-                beta, log_decay = step, -step * rate
+                beta, log_decay = dt, -dt * A
             kind = {"is_causal": causal, "erase": name in ERASING, "before_fading": name == "vector-gated"}
             o, S = by_products(factor * q, k, v, beta, log_decay, initial_state[0], **kind)
             return o, (S,)
@@ -73,6 +79,61 @@ def test_formula(name, form, causal, scale):
         return
     given["k"] = given["k"] / given["k"].norm(dim=-1, keepdim=True) * torch.linspace(0, 1, len(given["k"]))[:, None]
     close(with_gradients(function, given, **kwargs, qk_l2norm=False), expected(lambda x: 1))
+
+
+@pytest.mark.parametrize("tile", [recurrence.TILE, 1])
+@pytest.mark.parametrize(("erase", "strengths", "decays", "causal"), list(product((False, True), repeat=4)))
+def test_chunks(erase, strengths, decays, causal, tile, monkeypatch):
+    """Outputs, the state and all gradients of chunks are those of the recurrence, with one key or two for a query, with
+    lengths that do not fill a chunk, and with decays that leave nothing."""
+    monkeypatch.setattr(recurrence, "TILE", tile)
+    for steps, N in product((1, 2), (1, 7, 70)):
+        k = unit(draw(2, 3, N * steps, 5, seed=1))
+        beta = draw(2, 3, N * steps, seed=2).abs().clamp(max=2) if strengths else None
+        fading = -draw(2, 3, N * steps, seed=3).square() if decays else None
+        if fading is not None:
+            fading[..., ::5] *= 1e30
+        given = {"q": draw(2, 3, N, 5), "k": k, "v": draw(2, 3, N * steps, 4, seed=4), "beta": beta}
+        given |= {"log_decay": fading, "S": draw(2, 3, 5, 4, seed=5)}
+        given = {name: x for name, x in given.items() if x is not None}
+        kind = {"is_causal": causal, "erase": erase, "steps": steps}
+        found = []
+        for form, size in ((token_by_token, {}), (in_chunks, {"chunk": 16})):
+            leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+            o, S = form(**{"beta": None, "log_decay": None} | leaves, **kind, **size)
+            upstream = [draw(*x.shape, seed=6 + i) for i, x in enumerate((o, S))]
+            found.append([o, S, *torch.autograd.grad([o, S], list(leaves.values()), upstream)])
+        close(*found)
+
+
+def test_the_selective_scan():
+    """By loops over tokens and both channels, with all gradients; the fast form in chunks that do not divide N."""
+    N, K, V = 7, 3, 2
+    given = {"q": draw(N, K), "k": draw(N, K, seed=1), "v": draw(N, V, seed=2)}
+    given |= {"dt": draw(N, V, seed=3).abs(), "A": draw(V, K, seed=4).square(), "initial_state": draw(K, V, seed=5)}
+
+    def by_loops(q, k, v, dt, A, *, initial_state, is_causal, return_state):
+        S = [[initial_state[0][a, b] for b in range(V)] for a in range(K)]
+        rows = []
+        for t in range(N):
+            for a in range(K):
+                for b in range(V):
+                    S[a][b] = (-dt[t, b] * A[b, a]).exp() * S[a][b] + dt[t, b] * k[t, a] * v[t, b]
+            rows.append(torch.stack([sum(S[a][b] * q[t, a] for a in range(K)) for b in range(V)]))
+        return torch.stack(rows), (torch.stack([torch.stack(row) for row in S]),)
+
+    expected = with_gradients(by_loops, given, is_causal=True)
+    close(with_gradients(selective_scan_reference, given, is_causal=True), expected)
+    close(with_gradients(selective_scan, given, is_causal=True, chunk=3), expected)
+
+
+def test_a_state_orthogonalised_again():
+    """All singular values become their root mean square: the norm stays, the directions too."""
+    S = draw(2, 5, 3)
+    found = reorthogonalised(S)
+    mean = S.square().sum((-1, -2)) / 3
+    close(found.mT @ found, mean[:, None, None] * torch.eye(3, dtype=S.dtype))
+    close(reorthogonalised(found), found)
 
 
 def test_chunk_width():
@@ -112,10 +173,10 @@ def test_special_cases(form, causal):
     close(call(ssd, given, **kwargs), [expected, S + k.mT @ v])
     step, fades = draw(2, 20).exp(), {"log_decay": rate[..., None].expand_as(k)}
     close(
-        call(ssd, given | {"step": step, "rate": -rate / step}, **kwargs),
+        call(ssd, given | {"dt": step, "A": -rate / step}, **kwargs),
         call(gla, given | fades | {"q": 2 * q, "v": v * step[..., None]}, **kwargs),
     )
-    close(call(ssd, given | {"rate": -rate}, **kwargs), call(gla, given | fades | {"q": 2 * q}, **kwargs))
+    close(call(ssd, given | {"A": -rate}, **kwargs), call(gla, given | fades | {"q": 2 * q}, **kwargs))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -144,12 +205,12 @@ def test_vector_gates(form):
 
 
 def test_duality():
-    """Mamba-2's state is a masked attention: (L o Q K^T) diag(step) V, L_ij the product of the decays after j up to i
+    """Mamba-2's state is a masked attention: (L o Q K^T) diag(dt) V, L_ij the product of the decays after j up to i
     (Dao & Gu 2024, section 5); L is the inverse of the matrix with ones on its diagonal and minus the decays below."""
     given = arguments("ssd", 2, length=70, state=False)
-    a = (-given["rate"] * given["step"]).exp()
+    a = (-given["A"] * given["dt"]).exp()
     L = torch.linalg.inv(torch.eye(70, dtype=a.dtype) - torch.diag_embed(a[:, 1:], -1))
-    expected = (L * (given["q"] @ given["k"].mT)) @ (given["step"][..., None] * given["v"])
+    expected = (L * (given["q"] @ given["k"].mT)) @ (given["dt"][..., None] * given["v"])
     for form in FORMS:
         torch.testing.assert_close(call(FUNCTIONS["ssd", form], given, is_causal=True)[0], expected, **TOLERANCE)
 

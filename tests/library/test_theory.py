@@ -47,7 +47,7 @@ REFUSED = [
     (lambda: unbiasedness.sign_rows(4, 6), "K: expected a power of two, got 6"),
     (lambda: unbiasedness.structured_fourth_moment(torch.ones(3)), "z: expected a power of two as its length, got 3"),
     (lambda: unbiasedness.structured_mean(torch.ones(9)), "z: expected 1 to 8 entries, got 9"),
-    (lambda: variance.moment("trigonometric", 1.0, a=-0.1), "a: expected 0 for trigonometric features, got -0.1"),
+    (lambda: variance.moment("rff", 1.0, a=-0.1), "a: expected 0 for trigonometric features, got -0.1"),
     (lambda: variance.moment("positive", -1.0), "square: expected a number of at least 0, got -1.0"),
     (lambda: variance.log_moment(1.0, 4, 0.125), r"a: expected a number below 1/8, got 0.125"),
     (lambda: variance.squared_error_bound(1.0, 5, 4), "m: expected at most K = 4, got 5"),

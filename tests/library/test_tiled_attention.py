@@ -9,8 +9,8 @@ from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, d
 from seeded import draw
 
 from ortho.attention.sparse import tiled_attention as engine
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask, consecutive
 from ortho.attention.sparse.tiled_attention import tiled_attention
-from ortho.attention.sparse.tiling import ABSENT, Tiling, TokenBlocks, consecutive
 from ortho.cost.counting import Allocations
 
 # Sums of at most 40 float64 products of size 10, in another order, after exponentials of scores up to 10.
@@ -67,7 +67,7 @@ def test_several_parts(start):
     assert all(bool((kept & (labels[start:] == label)).any()) for label in range(len(KINDS)))
 
 
-@pytest.mark.parametrize("kind", ["spans", "shuffled", "all of each"])
+@pytest.mark.parametrize("kind", ["spans", "shuffled", "tables of each, shuffled"])
 @pytest.mark.parametrize("start", [0, 6])
 @pytest.mark.parametrize("scores", [20, 2**18])
 def test_masks(monkeypatch, kind, start, scores):
@@ -88,7 +88,7 @@ def test_rows_without_pairs_are_zero_and_have_no_gradient():
     """Exactly so: a query may have no tile, its tile may read nothing, or all that it reads may be left out."""
     tokens = torch.tensor([[0, 1], [2, 3], [4, ABSENT]])  # 5 is in no tile
     table = torch.tensor([[0, 1], [ABSENT, ABSENT], [1, ABSENT]])
-    parts = [Tiling(TokenBlocks(tokens), consecutive(0, 4, 2), table, lambda i, j: i != 1)]
+    parts = [BlockMask(tokens, consecutive(0, 4, 2), table, lambda i, j: i != 1)]
     leaves = operands(length=6, keys=4)
     kept = compare(parts, leaves, scale=1.0)
     empty = ~kept.any(-1)[0]
@@ -139,8 +139,8 @@ def test_gradients_of_some():
 def halves(labels, tile=4, block=5):
     """Two tilings of all pairs: those of label 0, and those of label 1."""
     queries, keys = consecutive(0, labels.shape[0], tile), consecutive(0, labels.shape[1], block)
-    table = torch.arange(len(keys.positions)).expand(len(queries.positions), -1)
-    return [Tiling(queries, keys, table, lambda i, j, p=p: labels[i, j] == p) for p in (0, 1)]
+    table = torch.arange(len(keys)).expand(len(queries), -1)
+    return [BlockMask(queries, keys, table, lambda i, j, p=p: labels[i, j] == p) for p in (0, 1)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -190,8 +190,8 @@ def test_autocast_leaves_it_alone():
 def many_parts(length):
     """A band in spans; and what lies four or more places before it, in a shuffled order, a token of each block."""
     g = torch.Generator().manual_seed(0)
-    order = TokenBlocks(torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4)))
-    far = Tiling(order, order, torch.arange(len(order.positions))[:, None], lambda i, j: i - j >= 16)
+    order = torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4))
+    far = BlockMask(order, order, torch.arange(len(order))[:, None], lambda i, j: i - j >= 16)
     return [band(length, 12, 8, 8, relative=True), far]
 
 
@@ -201,8 +201,11 @@ def test_no_more_is_made_at_once():
     tiles, blocks, each = consecutive(0, 1024, 64), consecutive(0, 1024, 16), consecutive(0, 2048, 1)
     gathered = torch.stack([torch.randperm(2048)[:32] for _ in range(2048)])
     cases = [
-        (operands(length=1024, keys=1024, dtype=torch.float32), Tiling(tiles, blocks, torch.arange(64).expand(16, 64))),
-        ([draw(1, 2048, 64, seed=s).float().requires_grad_() for s in range(3)], Tiling(each, each, gathered)),
+        (
+            operands(length=1024, keys=1024, dtype=torch.float32),
+            BlockMask(tiles, blocks, torch.arange(64).expand(16, 64)),
+        ),
+        ([draw(1, 2048, 64, seed=s).float().requires_grad_() for s in range(3)], BlockMask(each, each, gathered)),
     ]
     for leaves, part in cases:
         with Allocations() as memory:

@@ -89,11 +89,11 @@ def both_ways(omega, x, y):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("features", ["positive", "trigonometric"])
+@pytest.mark.parametrize("features", ["positive", "rff"])
 @pytest.mark.parametrize(("draw", "length"), [(laws.unit_norm_rows, 1.0), (laws.root_norm_rows, 4.0)])
 def test_fixed_lengths_are_caught(draw, length, features, direction):
     """Their mean is the closed form instead; for sines at x - y, with the other sign."""
-    sign = -1 if features == "trigonometric" else 1
+    sign = -1 if features == "rff" else 1
     x, y = along(DIRECTIONS[direction], 2.25)
     y = sign * y
     found = estimate(laws.ratios(features, rows_of(draw), x, y))
@@ -157,7 +157,7 @@ def test_even_features_do_not_see_signs():
     omega = laws.omegas(laws.raw_qr_rows, 8, 8, 500, generator=generator())
     turned = omega * (2 * torch.randint(2, (500, 8, 1), generator=generator(1)) - 1)
     x, y = laws.pairs(4, 8, 2.0, generator=generator(2))
-    one, other = (laws.ratios("trigonometric", rows, x, y) for rows in (omega, turned))
+    one, other = (laws.ratios("rff", rows, x, y) for rows in (omega, turned))
     torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
     assert (laws.ratios("positive", omega, x, y) - laws.ratios("positive", turned, x, y)).abs().max() > 0.01
 

@@ -22,7 +22,7 @@ F64 = torch.float64
 def pair(K, square, kind="positive", seed=0):
     """Random x and y (K,) with the kind's square as given."""
     x, y = torch.randn(2, K, generator=generator(seed), dtype=F64)
-    change = x - y if kind == "trigonometric" else x + y
+    change = x - y if kind == "rff" else x + y
     return x * sqrt(square) / change.norm(), y * sqrt(square) / change.norm()
 
 
@@ -154,7 +154,7 @@ def test_sampled_covariance_by_loops():
 @pytest.mark.parametrize("square", [0.1, 2.0, 20.0])
 def test_covariance_is_an_integral(K, square):
     """Over the squared length chi^2(2K) of a sum of two rows; for positive features also a mean over a Poisson law."""
-    for kind, t in (("positive", square), ("trigonometric", -square)):
+    for kind, t in (("positive", square), ("rff", -square)):
         law = stats.chi2(2 * K)
         value, _ = integrate.quad(
             lambda s, t=t, law=law: law.pdf(s) * special.hyp0f1(K / 2, s * t / 4), 0, law.isf(1e-25) + 40 * square,
@@ -240,7 +240,7 @@ def test_log_gain():
 
 
 def test_infinite():
-    assert variance.moment("positive", 1e4) == variance.moment("trigonometric", 1e4) == float("inf")
+    assert variance.moment("positive", 1e4) == variance.moment("rff", 1e4) == float("inf")
 
 
 # ------------------------------------------------------------------------------------------------------ fitted features

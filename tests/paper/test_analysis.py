@@ -5,7 +5,7 @@ from math import log
 import pytest
 import torch
 
-from ortho.cost.counting import count_step
+from ortho import cost
 from paper.experiments.learning import (
     analysis,
     fine_tuning,
@@ -125,7 +125,7 @@ def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(models):
     assert [step for step, _ in learned.curves[0]] == [1, 2]
     assert [nats for _, nats in learned.curves[1]] == pytest.approx([2.1 * TWO + 1, 2.1 * TWO + 0.5])
     assert learned.configuration["rate"] == 0.01 and "seed" not in learned.configuration
-    counted = count_step(arms(2, 16)["learned"].build(256, 16, 1), torch.zeros(2, 16, dtype=torch.long))
+    counted = cost.of(arms(2, 16)["learned"].build(256, 16, 1), torch.zeros(2, 16, dtype=torch.long))
     assert (learned.flop, learned.parameters) == (2 * (counted.forward + counted.backward), 10)
     assert language.runs(models, "another") == []
 

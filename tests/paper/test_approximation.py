@@ -41,7 +41,7 @@ def test_kernels_are_unbiased(kind):
 def test_errors_of_draws(kind):
     """The errors are those of one draw made here; all kinds have the same data; the mean caps the error of each row."""
     K, m = 8, 16
-    rows = m // 2 if kind == "trigonometric" else m
+    rows = m // 2 if kind == "rff" else m
     g = generator(6)
     x, y = sample_data("isotropic", 20, K, 1.0, generator=g)
     omega = iid_features(rows, K, generator=g, dtype=F64)
@@ -53,12 +53,12 @@ def test_errors_of_draws(kind):
     assert torch.equal(found[1], expected)
     mean = attention_errors(kind, "iid", m, K, 1.0, tokens=20, draws=3, seed=5)
     assert mean == estimate(found.clamp(max=2).mean(-1))
-    assert (float(found.max()) > 2) == (kind == "trigonometric")
+    assert (float(found.max()) > 2) == (kind == "rff")
 
 
 def test_error_falls_like_the_root():
     """From m = 256 to 4096 the error falls to a quarter, within SIGMAS, at scores small enough for this law."""
-    for kind in ("trigonometric", "positive", "gerf"):
+    for kind in ("rff", "positive", "gerf"):
         few, many = (attention_errors(kind, "iid", m, 8, 0.125, tokens=64) for m in (256, 4096))
         spread = few.value / 4 * sqrt((few.standard_error / few.value) ** 2 + (many.standard_error / many.value) ** 2)
         assert abs(many.value - few.value / 4) < SIGMAS * spread

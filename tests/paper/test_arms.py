@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from ortho import MultiheadAttention, cost
 from ortho.attention.sparse.window import Window
-from ortho.cost.counting import count_step
 from ortho.layers.hybrid import HybridAttention
 from paper.experiments.learning.arms import (
     BESIDE,
@@ -187,7 +186,7 @@ SIZES = [(1, 7, 24, 2, 100), (2, 16, 16, 1, 16)]  # B, N, d, L, d_ff
 @pytest.mark.parametrize(("batch", "length", "d", "layers", "d_ff"), some(SIZES, 2))
 def test_declared_flops_and_parameters_are_counted(name, batch, length, d, layers, d_ff):
     arm = ARMS[name]
-    counts = count_step(built(arm, d, layers, d_ff=d_ff), tokens(batch, length))
+    counts = cost.of(built(arm, d, layers, d_ff=d_ff), tokens(batch, length))
     flop = training_flop(arm, batch, length, d, layers, vocab_size=VOCABULARY, d_ff=d_ff)
     assert isinstance(flop, int) and flop == counts.forward + counts.backward
     places = arm.N if arm.embeddings == "learned" else None

@@ -1,58 +1,24 @@
-"""The campaign on a GPU, rehearsed on a CPU: its order, its resumption after a kill, what its first stage records."""
+"""The order of cases on a GPU, and what its first stage records."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from experiment_fakes import fake, outcome
 
 from ortho import MECHANISMS
 from paper import experiments
 from paper.experiments import campaign
-from paper.experiments.campaign import Stage, staged
-from paper.experiments.engine import cli
 from paper.experiments.speed import agreement
 
 
-def test_the_stages_name_experiments_with_so_many_cases():
-    for stage in campaign.STAGES:
-        cases = experiments.EXPERIMENTS[stage.experiment].cases("cuda")
-        assert cases
-        assert stage.first is None or stage.first <= len(cases)
-
-
-def test_whether_kernels_are_right_comes_first_and_every_timing_is_complete_in_the_end():
-    assert campaign.STAGES[0] == Stage("agreement")
-    complete = {stage.experiment for stage in campaign.STAGES if stage.first is None}
-    assert {stage.experiment for stage in campaign.STAGES} == complete
-    assert {name for name, one in experiments.EXPERIMENTS.items() if one.quiet} <= complete
-
-
-def test_a_campaign_that_is_cut_off_goes_on_where_it_was(tmp_path, capsys):
-    """The first call is cut off in its third stage; the second call runs the rest, and nothing twice."""
-    ran = []
-
-    def run(case):
-        ran.append((case["name"], case["index"]))
-        if len(ran) == 3:
-            raise KeyboardInterrupt
-        return outcome()
-
-    def named(name):
-        def cases(device):
-            return [{"name": name, "device": device, "index": index, "work": 1} for index in range(3)]
-
-        return replace(fake(run, name), cases=cases)
-
-    known = {name: named(name) for name in ("first", "second")}
-    stages = staged(known, (Stage("first", 1), Stage("second", 1), Stage("first"), Stage("second")))
-    arguments = ["--campaign", "--device", "cpu", "--results", str(tmp_path)]
-    assert cli.main(arguments, known, campaign=stages) == 130
-    assert cli.main(arguments, known, campaign=stages) == 0
-    order = [("first", 0), ("second", 0), ("first", 1)]
-    assert ran == [*order, ("first", 1), ("first", 2), ("second", 1), ("second", 2)]
-    assert capsys.readouterr().out.count("fresh") == 7  # three stages, the last one cut off, then four
-    assert len(list(tmp_path.glob("*/*.json"))) == 2
+def test_whether_kernels_are_right_comes_first_and_everything_is_complete_in_the_end():
+    order = campaign.staged(experiments.EXPERIMENTS)
+    assert order[0].name == "agreement"
+    for stage, one in zip(campaign.STAGES, order, strict=False):
+        assert 0 < len(one.cases("cuda")) == (stage.first or len(one.cases("cuda")))
+    for name, experiment in experiments.EXPERIMENTS.items():
+        last = [one for one in order if one.name == name][-1]
+        assert last.cases("cuda") == experiment.cases("cuda")
 
 
 def small(mechanism, causal=True):

@@ -7,9 +7,9 @@ from ortho import MultiheadAttention
 from ortho.attention.linear.favor import PositiveFeatures
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.linear.linear_attention import linear_attention_reference
-from ortho.cost import block, layer
+from ortho.cost import block, layer, of
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import count_forward, count_step
+from ortho.cost.counting import flops_of
 from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.projections import FrozenProjection, StructuredProjection
 from paper.claims import Verdict
@@ -38,6 +38,7 @@ from paper.claims.evidence.printed_speed_ups import (
 )
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
+from paper.memory import layer_bytes
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
@@ -54,7 +55,7 @@ def test_products_add_up(projection, form, input_grad):
     declared = layer(1, N, d, H, projection=projection, form=form, input_grad=input_grad)
     assert total.expand() == declared.backward.expand()
     x = torch.zeros(1, 5, 8, requires_grad=input_grad)
-    counts = count_step(MultiheadAttention(8, 2, projection=projection, form=form), x)
+    counts = of(MultiheadAttention(8, 2, projection=projection, form=form), x)
     assert counts.backward == total.subs({N: 5, d: 8})
     discarded = {name for name, state in found.items() if state == "discarded"}
     idle = form == "fast" and (projection == "stopped" or (projection == "frozen" and not input_grad))
@@ -75,11 +76,9 @@ def test_shares_by_hand():
 def test_shares_are_counted(d):
     """Counted on running projections; FLOPs are twice the multiplications."""
     x = torch.randn(1, 1, d)
-    dense = count_forward(FrozenProjection(d, 2, draw="gaussian"), x)[0]
+    dense = flops_of(FrozenProjection(d, 2, draw="gaussian"), x)
     assert dense == 2 * 2 * d**2
-    assert count_forward(StructuredProjection(d, d // 64, rounds=1), x)[0] / dense == pytest.approx(
-        cheaper.structured(d) / 100
-    )
+    assert flops_of(StructuredProjection(d, d // 64, rounds=1), x) / dense == pytest.approx(cheaper.structured(d) / 100)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -93,7 +92,7 @@ def test_several_merged_heads(heads):
     q, k = both(x)
     found = (x[:, None] @ products) @ x[:, None].mT
     torch.testing.assert_close(found, q @ k.mT, atol=1e-12, rtol=0)
-    flops = count_forward(lambda x: x @ products, x.expand(heads, -1, -1))[0] / count_forward(both, x)[0]
+    flops = flops_of(lambda x: x @ products, x.expand(heads, -1, -1)) / flops_of(both, x)
     assert 1 - flops == pytest.approx(cheaper.merged(heads) / 100)
 
 
@@ -269,7 +268,8 @@ def test_even_length_is_the_shortest(form):
     length = even_length(128, form=form)
     # The definition keeps float32; the sources' bytes are those of half precision.
     itemsize = {"fast": 2, "reference": 4}[form]
-    kept = [layer(1, n, 128, 2, form=form, itemsize=itemsize).saved_bytes * 2 // itemsize for n in (length - 1, length)]
+    dtype = {2: torch.float16, 4: torch.float32}[itemsize]
+    kept = [layer_bytes(n, 128, 2, form=form, dtype=dtype) * 2 // itemsize for n in (length - 1, length)]
     assert kept[0] < sum(memory(128).values()) <= kept[1]
 
 

@@ -8,6 +8,7 @@ from paper.claims import Verdict
 from paper.claims.evidence import low_resource as evidence
 from paper.claims.evidence import mechanism_table as comparison
 from paper.experiments.learning import rates
+from paper.memory import model_bytes
 
 CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
@@ -39,8 +40,8 @@ def test_a_batch_by_hand():
 def test_activations_are_those_of_one_sequence_more():
     """They are the same with frozen matrices as with learned ones."""
     for name in evidence.SCENARIOS:
-        at = CONFIGURATIONS[evidence.SCENARIOS[name].published]
-        five, six = (at.cost(B, projection="frozen").saved_bytes for B in (5, 6))
+        published = evidence.SCENARIOS[name].published
+        five, six = (model_bytes(published, B, projection="frozen") for B in (5, 6))
         assert evidence.one_sequence(name, "FP32") == six - five
         half, whole = (evidence.one_sequence(name, by) for by in ("mixed", "FP32"))
         assert whole / 2 < half < 0.51 * whole  # what norms keep besides stays in float32

@@ -14,7 +14,7 @@ import ortho
 from ortho import HEADS, PROJECTIONS
 from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS, Mechanism
-from ortho.attention.untrained.patterns import PATTERNS
+from ortho.attention.positional.patterns import PATTERNS
 from ortho.layers.synthesizer import SOURCES
 from paper import claims, experiments
 from paper.__main__ import main

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ortho.cost.counting import count_step
+from ortho import cost
 from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
 from paper.experiments.learning.ladder_analysis import (
     BESIDE_HYPOTHESES,
@@ -39,7 +39,7 @@ def test_flop(arm, convolution):
     """Declared = counted, exactly."""
     case = tiny(arm, convolution=convolution)
     model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
-    counts = count_step(model, torch.zeros(2, 32, dtype=torch.int64))
+    counts = cost.of(model, torch.zeros(2, 32, dtype=torch.int64))
     assert counts.forward + counts.backward == ladder_analysis.step_flop(case)
 
 
@@ -231,6 +231,15 @@ def test_equal_steps_flop_and_seconds():
     found = ladder_analysis.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
     assert (found.budgets, found.seconds) == ((1, 16), 0.1) and found.bits[0] == pytest.approx(2.0015)
     assert ladder_analysis.curve([], ("python", "learned", CONVOLUTION)) is None
+
+
+def test_bits_between_two_budgets():
+    """Halfway between two budgets in the logarithm, halfway between their bits; nothing beyond the longest."""
+    records = [record("learned", 1, bits, budget=n) for n, bits in ((8, 2.0), (16, 1.0))]
+    between = partial(ladder_analysis.blocks_between, records, ("python", "learned", CONVOLUTION))
+    np.testing.assert_allclose(between(8 * 2**0.5)[1], 1.5 + 0.001 * np.arange(4))
+    assert (between(16)[1] == between(16.0)[1]).all()
+    assert between(17) == {}
 
 
 def test_the_table(outcome):

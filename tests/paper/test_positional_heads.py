@@ -121,7 +121,7 @@ def test_rows():
     of = [f"layer 1, head {head + 1}" for head in range(2)]
     assert list(record["repetitions"]) == [f"{stage}, {head}" for stage in heads.STAGES for head in of]
     for figures in record["repetitions"].values():
-        assert set(figures) == set(EXPERIMENT.needs.quantities)
+        assert set(figures) == {f"{name}_fraction" for name in heads.FIGURES}
         assert all(0 <= figures[f"{kind}_fraction"][0] <= 1 for kind in ("correct", "correct_means", "peak"))
     assert EXPERIMENT.line(record).count("±") == 2
     assert f"{'flip-flop':14}{'alibi':10}trained" in EXPERIMENT.show([record])

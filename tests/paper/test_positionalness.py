@@ -8,7 +8,7 @@ from refusals import refusals
 from seeded import generator
 
 from ortho import MECHANISMS, MultiheadAttention
-from ortho.attention.untrained.positional_attention import PATTERNS, SEVEN
+from ortho.attention.positional.positional_attention import PATTERNS, SEVEN
 from ortho.theory.estimates import SIGMAS
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
 

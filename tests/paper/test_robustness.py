@@ -72,7 +72,7 @@ def test_orthogonal_keys_hold_everything():
     k = torch.eye(8, dtype=torch.float64).expand(3, 8, 8)
     (_, old), (_, new) = (pairs(8, 8, generator=generator(s), draws=3) for s in (0, 1))
     for loss in (Squared(), Huber(0.2), Contrastive()):
-        assert retrieved(loss, 1.0, k, old, batch=1, passes=1, generator=generator()).min() == 1
+        assert retrieved(loss, 1.0, k, old, mini_batch_size=1, passes=1, generator=generator()).min() == 1
     assert replaced(Squared(), 1.0, k, old, new).min() == 1
     # After steps of a tenth a prediction is 0.09 of the old value and 0.1 of the new one: another may score higher.
     assert replaced(Squared(), 0.1, k, old, new).max() < 1
@@ -81,11 +81,11 @@ def test_orthogonal_keys_hold_everything():
 def test_retrieval_counts_the_right_pairs():
     """Pairs that are never written are found by chance alone: 1 in 20, of 32 x 20."""
     k, v = pairs(20, 6, generator=generator())
-    nothing = retrieved(Squared(), 0.0, k, v, batch=4, passes=1, generator=generator())
+    nothing = retrieved(Squared(), 0.0, k, v, mini_batch_size=4, passes=1, generator=generator())
     assert torch.equal(nothing, torch.full((32,), 1 / 20, dtype=torch.float64))  # ties go to the first
-    found = retrieved(Squared(), 0.5, k, v, batch=4, passes=3, generator=generator())
+    found = retrieved(Squared(), 0.5, k, v, mini_batch_size=4, passes=3, generator=generator())
     assert 0.2 < found.mean() < 1
-    again = retrieved(Squared(), 0.5, k, v, batch=4, passes=3, generator=generator())
+    again = retrieved(Squared(), 0.5, k, v, mini_batch_size=4, passes=3, generator=generator())
     assert torch.equal(found, again)
 
 

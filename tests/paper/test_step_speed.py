@@ -7,16 +7,16 @@ import torch
 from tiny_arms import shrink_models
 
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 from ortho.cost.layers import projection_cost
 from paper import experiments
 from paper.experiments import measure
-from paper.experiments.engine import benchmark
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
-from paper.experiments.speed import heads, language_models, projections, recomputation
+from paper.experiments.speed import benchmark, language_models, projections, recomputation
 from paper.experiments.speed import training_step as step
 from paper.experiments.speed import whole_models as whole
+from paper.memory import model_bytes
 
 TINY = {"N": 24, "d": 64, "H": 4}
 
@@ -45,13 +45,12 @@ def test_what_is_compared_holds_no_graph():
 
 
 @pytest.mark.parametrize("scope", ["layer", "block"])
-def test_saved_bytes_are_those_of_the_closed_forms(scope):
-    measured = (("training-step", step), ("heads-speed", heads), ("induction-speed", heads))
-    for experiment, declared in ((experiments.EXPERIMENTS[name], module.declared) for name, module in measured):
-        record = measure(experiment, step.case(scope, causal=True, **TINY), "cpu", seconds=0.0)
-        rows = step.memory([record], declared)
-        assert [row["variant"] for row in rows] == list(experiment.needs.arms)
-        assert all(row["saved_bytes"] == row["declared_saved_bytes"] > 0 for row in rows)
+def test_saved_bytes_follow_the_formulas(scope):
+    experiment = experiments.EXPERIMENTS["training-step"]
+    record = measure(experiment, step.case(scope, causal=True, **TINY), "cpu", seconds=0.0)
+    rows = step.memory([record])
+    assert [row["variant"] for row in rows] == list(step.VARIANTS)
+    assert all(row["saved_bytes"] == row["counted_saved_bytes"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize("scope", ["layer", "block"])
@@ -76,7 +75,7 @@ def test_flops_of_projections_are_counted(d):
     sizes = projections.case(d, N=4)
     x = torch.randn(1, 4, d, dtype=torch.float64)
     for arm, projection in projections.build(sizes).items():
-        assert count_forward(projection, x)[0] == projections.flops(sizes, arm)
+        assert flops_of(projection, x) == projections.flops(sizes, arm)
     kinds = {"frozen": projections.DENSE} | ({"structured": "structured"} if d != 128 else {})
     for name, arm in kinds.items():
         assert projection_cost(name, 1, 4, d, d // 64, 64, d // 64).forward == projections.flops(sizes, arm)
@@ -136,7 +135,7 @@ def test_models_are_of_the_published_size_and_keep_what_is_declared(monkeypatch,
     case = whole.case("ViT-Base")
     facts = whole.run(case, seconds=0.0)["facts"]
     for variant in whole.VARIANTS:
-        assert facts[variant]["saved_bytes"] == whole.declared(case, variant).saved_bytes
+        assert facts[variant]["saved_bytes"] == model_bytes("ViT-Base", case["B"], projection=variant)
     known = dataclasses.replace(CONFIGURATIONS["ViT-Base"], parameters=86_567_656)
     monkeypatch.setitem(CONFIGURATIONS, "ViT-Base", known)
     with pytest.raises(AssertionError, match="ViT-Base: expected 86567656 parameters, got"):

@@ -1,13 +1,12 @@
 """Training: the schedule, cut or killed runs that go on to the same bits, processes that share a batch, bad input."""
 
 import os
-from functools import partial
 from math import nan
 
 import pytest
 import torch
 from refusals import refusals
-from torch import distributed, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ortho import LanguageModel
@@ -161,30 +160,6 @@ def test_images_and_smoothing():
     run = Trainer(net, pictures, Recipe(3, 1e-3, 4, smoothing=0.1, precision="bfloat16"), gen)
     run.run()
     assert net[1].weight.dtype == torch.float32 and len(run.losses) == 3
-
-
-def _shared(rank, file, steps, results):
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    run = make(Recipe(steps, 1e-2, 7), dropout=0.0)
-    run.run()
-    if rank == 0:
-        torch.save(bits(run), results)
-    else:
-        run.losses  # noqa: B018  # every process takes part in the sum
-    distributed.destroy_process_group()
-
-
-def test_two_processes_train_as_one(tmp_path):
-    """7 examples over two processes: the parts are unequal, and the loss is one mean over all answers."""
-    torch.multiprocessing.spawn(partial(_shared), (str(tmp_path / "meeting"), 5, str(tmp_path / "bits.pt")), nprocs=2)
-    alone = make(Recipe(5, 1e-2, 7), dropout=0.0)
-    alone.run()
-    got, want = torch.load(tmp_path / "bits.pt"), bits(alone)
-    assert got[-1].tolist() == pytest.approx(want[-1].tolist(), rel=1e-3)
-    far = torch.cat([(a - b).abs().flatten() for a, b in zip(got[:-1], want[:-1], strict=True)])
-    # Adam's steps are 1e-2 long whatever the gradient, even where it is only rounding.
-    assert (far > 1e-3).double().mean() < 0.02
 
 
 @refusals(

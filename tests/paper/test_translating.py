@@ -6,15 +6,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from experiment_fakes import go, only, stored_records, within
+from experiment_fakes import go, only
 from learning_fakes import along_budgets
 from seeded import SIGMAS, generator
 
-from ortho.attention.untrained.positional_attention import SEVEN
-from ortho.cost.counting import count_step
+from ortho import cost
+from ortho.attention.positional.positional_attention import SEVEN
 from ortho.layers.positional import PositionalHeads
-from paper.experiments import EXPERIMENTS
-from paper.experiments.engine.carrying import same
+from paper.experiments.engine import records
 from paper.experiments.learning import fitting, rates, translating, translation_budgets
 from paper.experiments.learning.analysis import judged
 from paper.experiments.learning.translating import H, arms, build, training_flop
@@ -62,7 +61,7 @@ def test_costs_and_parameters_of_an_arm_are_those_counted(arm):
     d, L, vocab, B, M, N = 16, 2, 30, 3, 5, 4
     model = build(arm, vocab, d, L, max_length=9, dropout=0.0, generator=generator())
     tokens = [torch.randint(4, vocab, (B, n), generator=generator(n)) for n in (M, N)]
-    counts = count_step(model, *tokens)
+    counts = cost.of(model, *tokens)
     assert training_flop(arm, B, M, N, d, L, vocab_size=vocab) == counts.forward + counts.backward
     heads = {
         "1 learned": 2 * d * d // H,
@@ -135,7 +134,7 @@ def test_no_mistake_after_right_tokens_is_what_greedy_decoding_writes():
 def test_a_translation_is_stored_with_what_bleu_it_has(corpus, tmp_path):
     case = tiny("translation", "7 fixed + 1 learned")
     assert not go(only("translation", case), tmp_path).errors
-    (record,) = stored_records(tmp_path, "translation")
+    (record,) = records.read_all(tmp_path, "translation")
     assert 0 <= record["repetitions"]["test"]["bleu_fraction"][0] <= 1
     facts = record["facts"]
     assert "tok:13a" in facts["bleu_signature"] and len(facts["vocabulary_sha256"]) == 64
@@ -170,12 +169,11 @@ def test_texts_are_as_short_as_the_case_says(corpus):
         translating.subject(tiny("translation", pairs=10_000))
 
 
-def test_a_translation_follows_from_its_seed_by_the_code_that_its_record_names(corpus):
+def test_a_translation_follows_from_its_seed(corpus):
     """This holds with dropout too, which is at work only in training."""
     one, other = (translating.run(tiny("translation", seed=seed)) for seed in (1, 2))
     translating._multi30k.cache_clear()
-    with within(EXPERIMENTS["translation"]):
-        again = translating.run(tiny("translation"))
+    again = translating.run(tiny("translation"))
     for outcome in (one, again):
         del outcome["facts"]["train_s"]
     assert one == again and one["facts"]["loss"] != other["facts"]["loss"]
@@ -186,7 +184,7 @@ def test_data_that_are_not_at_hand_are_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("ORTHO_DATA", str(tmp_path))
     report = go(only("translation", tiny("translation")), tmp_path)
     assert len(report.errors) == 1 and "ORTHO_DATA: expected multi30k/train.de.gz in" in report.errors[0]
-    assert not stored_records(tmp_path, "translation")
+    assert not records.read_all(tmp_path, "translation")
 
 
 def test_a_package_that_is_missing_is_named(corpus, monkeypatch, tmp_path):
@@ -207,10 +205,10 @@ def in_two_parts(monkeypatch):
     monkeypatch.setattr(translation_budgets, "BLOCKS", 2)
 
 
-def test_a_translation_is_tested_at_each_budget_by_the_code_that_its_record_names(corpus, in_two_parts, tmp_path):
+def test_a_translation_is_tested_at_each_budget(corpus, in_two_parts, tmp_path):
     case = longer()
     assert not go(only("translation-budgets", case), tmp_path).errors
-    (record,) = stored_records(tmp_path, "translation-budgets")
+    (record,) = records.read_all(tmp_path, "translation-budgets")
     looks = record["facts"]["validation"]
     assert [(look["budget"], look["step"]) for look in looks] == [(1, 2), (2, 4)]
     assert set(record["repetitions"]) == {"1 x", "2 x"}
@@ -219,9 +217,7 @@ def test_a_translation_is_tested_at_each_budget_by_the_code_that_its_record_name
     for layer in looks[1]["heads"]:
         assert len(layer) == H and all(head["absolute"] <= 1 for head in layer)
     assert "BLEU" in translation_budgets.line(record)
-    with within(EXPERIMENTS["translation-budgets"]):
-        again = translation_budgets.run(case)
-    assert same(again, record)
+    assert records.differences(record | translation_budgets.run(case), record) == {}
 
 
 def test_a_run_that_chooses_a_rate_is_not_tested(corpus):

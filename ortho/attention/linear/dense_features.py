@@ -6,17 +6,18 @@ formula reads, then the fits, then the map, which keeps the features in range.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
 import torch
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, Tensor
 from ortho.attention.linear.favor import RandomFeatureMap, exponentials
-from ortho.attention.linear.linear_attention import Features, kernel_mechanism
+from ortho.attention.linear.feature_maps import Features
+from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale
 
 Queries = Float[Tensor, "*batch N K"]  # scaled
@@ -25,7 +26,6 @@ KeptQueries = Bool[Tensor, "*batch N"] | None  # True for tokens that enter the 
 KeptKeys = Bool[Tensor, "*batch M"] | None
 
 
-@checked(values=False)
 def dense_features(
     x: Float[Tensor, "... N K"],
     omega: Float[Tensor, "... m K"],
@@ -57,7 +57,6 @@ class DenseParameters(NamedTuple):
     axes: Float[Tensor, "*batch K K"] | None = None
 
 
-@checked
 def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     r"""The a of $A = a I$, $B = \sqrt{1 - 4a}\, I$, that minimises the mean logarithm of the features' second moment.
 
@@ -67,7 +66,6 @@ def optimal_a(moment: Float[Tensor, "*sizes"]) -> Float[Tensor, "*sizes"]:
     return (1 - 2 * moment - ((2 * moment + 1).square() + 8 * moment).sqrt()) / 16
 
 
-@checked
 def mean_square_sum(
     x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None
 ) -> Float[Tensor, "*batch"]:
@@ -79,21 +77,18 @@ def mean_square_sum(
     return _mean(x.square(), keep_x).sum(-1) + _mean(y.square(), keep_y).sum(-1) + 2 * cross
 
 
-@checked
 def isotropic(a: Float[Tensor, "*batch"], K: int) -> DenseParameters:
     r"""$A = a I$, $B = \sqrt{1 - 4a}\, I$, the parameters of generalised exponential features (GERF)."""
     B = (1 - 4 * a)[..., None, None].sqrt() * torch.eye(K, dtype=a.dtype, device=a.device)
     return DenseParameters(a[..., None].expand(*a.shape, K), B, B)
 
 
-@checked
 def gerf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None) -> DenseParameters:
     r"""FAVOR++: `isotropic`, with the a that `optimal_a` gives for these scaled queries x and keys y."""
     K = x.shape[-1]
     return isotropic(optimal_a(mean_square_sum(x, y, keep_x=keep_x, keep_y=keep_y) / K), K)
 
 
-@checked
 def saderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None) -> DenseParameters:
     r"""FAVOR#, simplified asymmetric: GERF on $\Psi x$ and $\Psi^{-1} y$, with a diagonal $\Psi$ that equates moments.
 
@@ -108,7 +103,6 @@ def saderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys 
     return DenseParameters(fitted.a, fitted.B_q * psi, fitted.B_k / psi)
 
 
-@checked
 def aderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None) -> DenseParameters:
     r"""FAVOR#, asymmetric: $A = a I$ and the best $B_q$ and $B_k$, which differ.
 
@@ -129,7 +123,6 @@ def aderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys =
     return DenseParameters(a[..., None].expand(*a.shape, K), root * R_q.to(x.dtype), root * R_k.to(x.dtype))
 
 
-@checked
 def sderf(x: Queries, y: Keys, *, keep_x: KeptQueries = None, keep_y: KeptKeys = None) -> DenseParameters:
     r"""FAVOR#, symmetric: $B_q = B_k$, and A diagonal along the principal axes of x + y.
 
@@ -213,30 +206,28 @@ class DenseExponentialFeatures(RandomFeatureMap):
     constants to autograd.
     """
 
-    @checked
     def __init__(
         self,
         fit: str = "gerf",
         parameters: DenseParameters | None = None,
         features: Float[Tensor, "m K"] | None = None,
         *,
-        count: int | None = None,
+        m: int | None = None,
     ) -> None:
-        super().__init__(features, count=count)
-        self.fit, self.parameters = _checks.one_of("fit", fit, FITS), parameters
+        super().__init__(features, m=m)
+        self.fit, self.parameters = checks.one_of("fit", fit, FITS), parameters
         self.causal = parameters is not None
         if parameters is not None:
-            _checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
-            _checks.expect(parameters.a.dim() >= 1, "parameters", "a of shape (..., K)", tuple(parameters.a.shape))
+            checks.within("parameters", "a", parameters.a, -inf, 1 / 8)
             K = parameters.a.shape[-1]
             for name, matrix in zip(DenseParameters._fields[1:], parameters[1:], strict=True):
-                wanted = f"{name} of shape (..., {K}, {K}) like a, of width {K}"
                 got = None if matrix is None else tuple(matrix.shape)
-                _checks.expect(matrix is None or matrix.shape[-2:] == (K, K), "parameters", wanted, got)
+                fits = matrix is None or matrix.shape[-2:] == (K, K)
+                checks.expect(fits, "parameters", f"{name} of shape (..., {K}, {K}) like a, of width {K}", got)
 
     def __repr__(self) -> str:
         given = "" if self.parameters is None else "parameters=..., "
-        return f"{type(self).__name__}({self.fit!r}, {given}count={self.count})"
+        return f"{type(self).__name__}({self.fit!r}, {given}m={self.m})"
 
     def __call__(
         self,
@@ -282,10 +273,12 @@ class DenseExponentialFeatures(RandomFeatureMap):
         return FITS[self.fit].function(x, y, keep_x=keep_x, keep_y=keep_y)
 
 
-MECHANISMS = (
-    kernel_mechanism("favor++", DenseExponentialFeatures("gerf"), "Likhosherstov et al. 2022, arXiv:2205.15317"),
-    *(
-        kernel_mechanism(fit, DenseExponentialFeatures(fit), "Likhosherstov et al. 2023, arXiv:2302.00787")
-        for fit in ("saderf", "aderf", "sderf")
-    ),
+MECHANISMS = tuple(
+    kernel_mechanism(name, partial(DenseExponentialFeatures, fit), source)
+    for name, fit, source in (
+        ("favor++", "gerf", "Likhosherstov et al. 2022, arXiv:2205.15317"),
+        ("saderf", "saderf", "Likhosherstov et al. 2023, arXiv:2302.00787"),
+        ("aderf", "aderf", "Likhosherstov et al. 2023, arXiv:2302.00787"),
+        ("sderf", "sderf", "Likhosherstov et al. 2023, arXiv:2302.00787"),
+    )
 )

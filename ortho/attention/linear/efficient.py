@@ -1,75 +1,60 @@
-r"""Efficient Attention: softmax over features for queries, over positions for keys (Shen et al. 2021).
+r"""Efficient Attention: softmax over features for queries, over positions for keys.
 
-$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (arXiv:1812.01243). Row i of the implied weights averages K distributions over
-positions, one for each feature, with the softmax of $q_i$ as weights. Rows sum to 1 without a division. The softmax
-over positions looks at the whole sequence, so the attention is not causal, and no state is kept here.
-`efficient-causal` takes it over the positions so far; `linear-exp` has the same features and normalises rows instead.
+$O = \rho_q(Q)\, (\rho_k(K)^T V)$ (Shen et al. 2021, arXiv:1812.01243). Row i of the implied weights averages K
+distributions over positions, one for each feature, with the softmax of $q_i$ as weights. Rows sum to 1 without a
+division. The softmax over positions looks at the whole sequence, so the attention is not causal and has no state.
+`linear-exp` has the same features and normalises rows instead.
+
+**Causal**, keys are normalised over the positions up to the query's own:
+
+$$O_i = \sum_f \rho_q(q_i)_f \sum_{j \le i} e^{k_{jf} - L_{if}}\, v_j, \qquad L_{if} = \log \sum_{j \le i} e^{k_{jf}},$$
+
+which is what `efficient` gives at its last query when it sees the tokens up to i. With one running normaliser for each
+feature this is a recurrence, namely gated linear attention (`gla`): token i writes the key $p_i = e^{k_i - L_i}$, the
+running softmax, and keeps a share $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of the earlier state.
 """
 
 from dataclasses import replace
 
-from ortho import _checks
-from ortho._checks import attention_form
+import torch
+
+from ortho import checks
 from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, State, Tensor
+from ortho._typing import Float, State, Tensor
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.recurrence import CHUNK
+from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
 from ortho.attention.scores import masked_softmax, scaled
 
 
-@attention_form(fixed_state=True)
-def efficient_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"]:
+@attention_function(keeps="sums")
+def efficient_attention_reference(call: Call) -> Float[Tensor, "*batch N V"]:
     r"""The N x M weights $\rho_q(Q) \rho_k(K)^T$, materialised, times v.
 
     Arguments and errors are as in `softmax_attention_reference`, except `scale`: q and k are multiplied by its square
     root before the softmax; by default, as published, they are not scaled. A mask must be one row for all queries.
     Raises ValueError for a causal call and for a state.
     """
-    _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
-    rho_q, rho_k = _shares(q, k, attn_mask, scale)
-    return (rho_q @ rho_k.mT) @ v
+    rho_q, rho_k = _distributions(call)
+    return (rho_q @ rho_k.mT) @ call.v
 
 
-@attention_form(fixed_state=True)
-def efficient_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"]:
+@attention_function(keeps="sums")
+def efficient_attention(call: Call) -> Float[Tensor, "*batch N V"]:
     """`efficient_attention_reference`, multiplied from the right, in time and memory linear in N."""
-    _refuse_parts(is_causal=is_causal, initial_state=initial_state, return_state=return_state)
-    rho_q, rho_k = _shares(q, k, attn_mask, scale)
-    return rho_q @ (rho_k.mT @ v)
+    rho_q, rho_k = _distributions(call)
+    return rho_q @ (rho_k.mT @ call.v)
 
 
-def _shares(q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-    """The softmax of q over features (..., N, K), and of k over positions (..., M, K), 0 for hidden keys."""
-    q, k = scaled(scale, q, k)
-    blocked = None if attn_mask is None else ~attn_mask[..., None, :]
+def _distributions(call: Call) -> tuple[Tensor, Tensor]:
+    """The softmax of q over features (..., N, K), and of k over positions (..., M, K), 0 for masked keys."""
+    parts = {"is_causal": call.is_causal, "initial_state": bool(call.state), "return_state": call.return_state}
+    for name, given in parts.items():
+        checks.expect(not given, name, "none, since keys are normalised over the whole sequence", "one")
+    q, k = scaled(call.scale, call.q, call.k)
+    blocked = None if call.key_mask is None else ~call.key_mask[..., None, :]
     return q.softmax(-1), masked_softmax(k.mT, blocked, empty_rows=True).mT
-
-
-def _refuse_parts(**given: object) -> None:
-    for name, value in given.items():
-        expected = None if name == "initial_state" else False
-        if value is not expected:
-            wanted = f"expected {expected}, since keys are normalised over the whole sequence"
-            raise ValueError(f"{name}: {wanted}, got {_checks.describe(value)}")
 
 
 @closed_form
@@ -78,15 +63,14 @@ def efficient_cost(call: CostedCall) -> Cost:
 
     Raises ValueError for a causal call, which the mechanism does not serve.
     """
-    if call.causal:
-        raise ValueError("causal: expected False (`efficient-causal` serves causal calls), got True")
+    checks.expect(not call.causal, "causal", "False (`efficient-causal` serves causal calls)", call.causal)
     (G, N, K, V), held = call.sizes, call.held_keys()
     if call.form == "reference":
         return call.attending(G * N * N) + held
     return product(2 * G * N * K * V, 1 + call.reach) + replace(held, decode=2 * (N + 1) * G * K * V)
 
 
-MECHANISM = Mechanism(
+EFFICIENT = Mechanism(
     name="efficient",
     family="linear",
     source="Shen et al. 2021, arXiv:1812.01243",
@@ -95,3 +79,93 @@ MECHANISM = Mechanism(
     causal=False,
     cost=efficient_cost,
 )
+
+# -------------------------------------------------------------------------------------------------------------- causal
+
+
+@attention_function()
+def causal_efficient_attention_reference(call: Call) -> Float[Tensor, "*batch N V"]:
+    r"""The N x M weights, materialised, times v; each query i and feature has its own softmax over the keys up to i.
+
+    Arguments and state are as in `softmax_attention_reference`, except `scale`: q and k are multiplied by its square
+    root before the softmax; by default, as published, they are not scaled. A row that may attend to nothing gives 0.
+    Raises ValueError for a call that is not causal.
+    """
+    _refuse_bidirectional(call)
+    q, k = scaled(call.scale, call.q, call.k)
+    blocked = call.blocked
+    assert blocked is not None
+    over_keys = masked_softmax(k.mT[..., None, :], blocked[..., None, :, :], empty_rows=True)  # (..., K, N, M)
+    return (q.softmax(-1).mT[..., None] * over_keys).sum(-3) @ call.v
+
+
+@attention_function(keeps="sums")
+def causal_efficient_attention(call: Call, *, chunk: int | None = None) -> tuple[Float[Tensor, "*batch N V"], State]:
+    """`causal_efficient_attention_reference` in time and memory linear in N, as gated linear attention in chunks.
+
+    The state is S (..., K, V), the average of the values for each feature, in float32 at least, and L (..., K), the
+    logarithms of the sums that these averages are divided by, in float64. The result cannot be differentiated twice;
+    the reference's can. Raises ValueError for a call that is not causal, and for a mask that is not one row for all
+    queries.
+    """
+    _refuse_bidirectional(call)
+    q, k = scaled(call.scale, call.q, call.k)
+    S, before = _memory(call)
+    lowest = torch.finfo(k.dtype).min
+    hidden = None if call.key_mask is None else ~call.key_mask[..., None]  # (..., M, 1)
+    k = k.double() if hidden is None else k.double().masked_fill(hidden, lowest)
+    # In float64: a running sum in float32 drops what a late token adds, 1e-5 of it at 100,000 tokens, or rounds it.
+    sums = torch.cat([before[..., None, :], k], -2).logcumsumexp(-2)  # (..., 1 + M, K)
+    keys = (k - sums[..., 1:, :]).exp().to(S.dtype)
+    keys = keys if hidden is None else keys.masked_fill(hidden, 0)
+    log_decay = (sums[..., :-1, :] - sums[..., 1:, :]).to(S.dtype)
+    own = {"log_decay": log_decay, "is_causal": True, "scale": 1.0, "initial_state": (S,), "return_state": True}
+    o, (S,) = gated_linear_attention(q.softmax(-1), keys, call.v, **own, chunk=chunk)
+    return o, (S, sums[..., -1, :])
+
+
+def _refuse_bidirectional(call: Call) -> None:
+    checks.expect(call.is_causal, "is_causal", "True (`efficient` serves calls that are not causal)", False)
+
+
+def _memory(call: Call) -> tuple[Tensor, Tensor]:
+    """(S, L) from the state; without a state, averages over no tokens."""
+    k, v = call.k, call.v
+    shapes = (*k.shape[:-2], k.shape[-1], v.shape[-1]), (*k.shape[:-2], k.shape[-1])
+    if not call.state:
+        # Lower than any sum, but not so low that its difference from a sum is infinite.
+        return v.new_zeros(shapes[0]), k.new_full(shapes[1], torch.finfo(k.dtype).min / 2, dtype=torch.float64)
+    S, L = checks.state(call.state, "S", "L")
+    return checks.carried("S", S, shapes[0], v), checks.carried("L", L, shapes[1], v.new_empty(0, dtype=torch.float64))
+
+
+@closed_form
+def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
+    """Closed-form cost of one self-attention call, in either form. Half precision costs as much as float32.
+
+    A symbolic N stands for a multiple of `chunk`, a power of two, greater than `chunk`. Raises ValueError for a call
+    that is not causal.
+    """
+    checks.expect(call.causal, "causal", "True", call.causal)
+    (G, N, K, V), item = call.sizes, call.item
+    if call.form == "reference":
+        held = Cost(decode=2 * G * N * V, state_bytes=call.itemsize * G * N * (K + V))
+        return product(G * N * N * V, 1 + call.reach) + held
+    width, number = power_chunks(N, chunk)
+    core = replace(call._replace(qk_grad=True).by(gla_cost, chunk=chunk), state_bytes=G * K * (item * V + 8))
+    if call.qk_grad:
+        return core
+    # Values alone: within the chunks, and from chunks to later ones.
+    return replace(core, backward=2 * G * number * width**2 * V + 4 * G * (number - 1) * width * K * V)
+
+
+CAUSAL = Mechanism(
+    name="efficient-causal",
+    family="linear",
+    source="after Shen et al. 2021, arXiv:1812.01243",
+    reference=causal_efficient_attention_reference,
+    fast=causal_efficient_attention,
+    bidirectional=False,
+    cost=causal_efficient_cost,
+)
+MECHANISMS = (EFFICIENT, CAUSAL)

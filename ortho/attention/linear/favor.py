@@ -5,7 +5,7 @@ $\exp(x^T y) = E\, \phi(x)^T \phi(y)$ with $x = q K^{-1/4}$ and $y = k K^{-1/4}$
 fast with the norms: with standard normal q and k of width 16 or more, and 256 positive features, a plain average of the
 values is nearer to softmax attention than the estimate is (Choromanski et al. 2021, arXiv:2009.14794, lemma 2).
 
-Each token's exponential features are divided by the largest of them, and trigonometric ones leave out their factor
+Each token's exponential features are divided by the largest of them, and random Fourier features leave out their factor
 exp(|x|^2/2). A query's divisor cancels in the attention; a key's goes into `log_k`. Neither depends on other tokens,
 so nothing leaks from the future, and nothing is added that would not cancel. Since the result does not depend on the
 divisors, they are constants to autograd.
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from ortho._checks import checked
+from ortho import checks
 from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.linear.linear_attention import FeatureMap, Features, kernel_mechanism
+from ortho.attention.linear.feature_maps import FeatureMap, Features
+from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
 
@@ -30,7 +31,6 @@ FEATURES = 256  # the default, as in the authors' code; K ln K, the order in the
 SEED = 2009_14794
 
 
-@checked
 def orthogonal_features(
     m: int,
     K: int,
@@ -44,7 +44,7 @@ def orthogonal_features(
     A block is Haar, and its rows are scaled by independent lengths of law $\chi(K)$, like those of Gaussian vectors.
     With rows of a fixed length, or from a QR whose signs are not corrected, the estimate of the kernel is biased.
 
-    Returns (m, K); raises TypeError or ValueError for sizes below 1.
+    Returns (m, K).
     """
     blocks = [haar(K, generator=generator, dtype=dtype, device=device) for _ in range(-(-m // K))]
     lengths = torch.randn(m, K, generator=generator, dtype=dtype, device=device).norm(dim=-1, keepdim=True)
@@ -54,7 +54,6 @@ def orthogonal_features(
 _drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
 
 
-@checked
 def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The orthogonal rows (m, K) for a map without rows of its own, drawn once for each size, dtype and device.
 
@@ -74,44 +73,45 @@ def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 class RandomFeatureMap(FeatureMap):
-    r"""A map on random rows: `features` (m, K), drawn by `random_features`, or by default the same rows in every call.
+    r"""A map to m features on random rows: `features` (rows, K) of `random_features`, or by default the same rows in
+    every call.
 
-    To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. `count` is the number of default rows.
-
-    Raises ValueError if `count` and `features` are both given and, when called, if `features` are not as wide as q.
+    To draw anew, make a new map, or call `RandomFeatureAttention.redraw`. Raises ValueError for an `m` that is no
+    multiple of the features of a row, or that is given beside `features`; and, when called, for `features` that are not
+    as wide as q.
     """
 
     scales_keys = True
     of_a_row = 1  # features per row
 
-    @checked
-    def __init__(self, features: Float[Tensor, "m K"] | None = None, *, count: int | None = None) -> None:
-        if features is not None and count is not None:
-            raise ValueError(f"count: expected None beside features, got {count}")
+    def __init__(self, features: Float[Tensor, "rows K"] | None = None, *, m: int | None = None) -> None:
+        if features is not None:
+            checks.expect(m is None, "m", "None beside features", m)
+            m = self.of_a_row * len(features)
+        self.m = checks.positive_int("m", FEATURES if m is None else m)
+        checks.expect(self.m % self.of_a_row == 0, "m", f"a multiple of the {self.of_a_row} features of a row", m)
         self.features = features
-        given = count if features is None else len(features)
-        self.count = given or FEATURES // self.of_a_row
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(count={self.count})"
+        return f"{type(self).__name__}(m={self.m})"
 
     def rows(self, x: Tensor) -> Tensor:
-        """The rows (m, K) for K-wide x."""
+        """The rows (rows, K) for K-wide x."""
         if self.features is None:
-            return default_rows(self.count, x.shape[-1], x.dtype, x.device)
+            return default_rows(self.m // self.of_a_row, x.shape[-1], x.dtype, x.device)
         if self.features.shape[-1] != x.shape[-1]:
             got = tuple(self.features.shape)
-            raise ValueError(f"features: expected shape (m, {x.shape[-1]}), as wide as q, got {got}")
+            raise ValueError(f"features: expected shape (rows, {x.shape[-1]}), as wide as q, got {got}")
         return self.features.to(x)
 
     def projected(self, q: Tensor, k: Tensor, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows' products with x (..., N, m) and with y (..., M, m), and |y|^2 / 2 (..., M, 1)."""
+        """The rows' products with x (..., N, rows) and with y (..., M, rows), and |y|^2 / 2 (..., M, 1)."""
         square = 1 / sqrt(q.shape[-1]) if scale is None else scale
         omega = self.rows(q) * root_scale(square)
         return q @ omega.mT, k @ omega.mT, (k * k).sum(-1, keepdim=True) * (square / 2)
 
     def width(self, K: Size) -> Size:
-        return self.of_a_row * self.count
+        return self.m
 
 
 class PositiveFeatures(RandomFeatureMap):
@@ -132,7 +132,7 @@ def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
     return Features(q.sub_(top_q).exp_(), k.add_(lift).exp_(), (top_k - half.detach())[..., 0])
 
 
-class TrigonometricFeatures(RandomFeatureMap):
+class RandomFourierFeatures(RandomFeatureMap):
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007): weights may be negative."""
 
     weights = "signed"
@@ -150,7 +150,6 @@ class TrigonometricFeatures(RandomFeatureMap):
         return Cost(forward=products, backward=products)
 
 
-MECHANISMS = (
-    kernel_mechanism("trigonometric", TrigonometricFeatures(), "Rahimi & Recht 2007"),
-    kernel_mechanism("favor", PositiveFeatures(), "Choromanski et al. 2021, arXiv:2009.14794"),
-)
+RFF = kernel_mechanism("rff", RandomFourierFeatures, "Rahimi & Recht 2007")
+FAVOR = kernel_mechanism("favor", PositiveFeatures, "Choromanski et al. 2021, arXiv:2009.14794")
+MECHANISMS = (RFF, FAVOR)

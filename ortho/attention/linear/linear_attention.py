@@ -3,78 +3,28 @@ r"""Linear attention: a kernel that factorises, $\kappa(q, k) = \phi(q)^T \phi(k
 $o_i = \sum_j \kappa(q_i, k_j)\, v_j / \sum_j \kappa(q_i, k_j)$. The sums over keys, $S = \sum_j \phi(k_j) v_j^T$ and
 $z = \sum_j \phi(k_j)$, are the same for every query, so no N x M matrix is needed (Katharopoulos et al. 2020,
 arXiv:2006.16236, section 3.2; causal: section 3.3, here in chunks). The kernel is an argument, a `FeatureMap`, and each
-mechanism is these functions with one such map. `feature_maps` has maps that are functions of one query or key; `favor`
-and `dense_features` have maps on random rows.
+mechanism is these functions with one class of maps. `feature_maps` has maps that are functions of one query or key;
+`favor` and `dense_features` have maps on random rows.
 """
 
-from abc import ABC, abstractmethod
-from functools import partial
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from math import inf, nan
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import Function
 
 from ortho import checks
 from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Int, Size, State, Tensor
+from ortho._typing import Bool, Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import once
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks
 
-
-class Features(NamedTuple):
-    r"""A factorised kernel, $\kappa(q_i, k_j) = e^{s_j}\, \phi(q_i)^T \phi(k_j)$.
-
-    `log_k`, the $s_j$, keeps the features of both large and small keys in range; it must carry no gradient. A factor
-    that depends on the query alone cancels in the attention, so a map may scale each query's features freely.
-    """
-
-    q: Float[Tensor, "*batch N m"]
-    k: Float[Tensor, "*batch M m"]
-    log_k: Float[Tensor, "*batch M"] | None = None
-
-
-class FeatureMap(ABC):
-    r"""`map(q, k)` gives the `Features` of q (..., N, K) and k (..., M, K), which may be mapped differently.
-
-    Both are float32 at least. `scale` multiplies their products; None stands for the published scale. `q_start` and
-    `k_start` are the positions of the first query and key. `hidden` is True for keys that no query sees, `hidden_q` for
-    padding among the queries; None if nothing is hidden. A map of the whole sequence leaves hidden tokens out.
-    """
-
-    # Weights are 'positive', 'non-negative' (if all of a row's are 0, the row is 0) or 'signed': then a row's total may
-    # be any number, and the row is still divided by it.
-    weights: Literal["positive", "non-negative", "signed"] = "positive"
-    positional = False  # whether positions matter; the state then ends with the number of tokens seen, int64 ()
-    scales_keys = False  # whether there is a `log_k`
-    causal = True  # False if the features of a token depend on the others
-
-    @abstractmethod
-    def __call__(
-        self,
-        q: Float[Tensor, "*batch N K"],
-        k: Float[Tensor, "*batch M K"],
-        *,
-        scale: float | None = None,
-        q_start: int | Int[Tensor, ""] = 0,
-        k_start: int | Int[Tensor, ""] = 0,
-        hidden: Bool[Tensor, "*batch M"] | None = None,
-        hidden_q: Bool[Tensor, "*batch N"] | None = None,
-    ) -> Features: ...
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-    @abstractmethod
-    def width(self, K: Size) -> Size:
-        """The number m of features of a K-wide query or key."""
-
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
-        """The products of mapping the N queries and M keys, K wide, of each of G sequences to m features; none if the
-        map works number by number."""
-        return Cost()
+ELU = EluPlusOne()
 
 
 def kernel_weights(
@@ -108,26 +58,17 @@ def _weights(call: Call, feature_map: FeatureMap, same_tokens: bool) -> Float[Te
     return weights if blocked is None else weights.masked_fill(blocked, 0)
 
 
-def default_map() -> FeatureMap:
-    """elu(x) + 1 (Katharopoulos et al. 2020)."""
-    from ortho.attention.linear.feature_maps import EluPlusOne  # made of this file's `FeatureMap`
-
-    return EluPlusOne()
-
-
 @attention_function()
 def linear_attention_reference(
-    call: Call, *, feature_map: FeatureMap | None = None, same_tokens: bool = False
+    call: Call, *, feature_map: FeatureMap = ELU, same_tokens: bool = False
 ) -> Float[Tensor, "*batch N V"]:
     """Materialise the kernel's N x M weights, multiply them by v and divide the rows by their sums.
 
-    The default map is elu(x) + 1. Arguments, errors and state (earlier keys and values) are as in
-    `softmax_attention_reference`, except for `scale`, which is at least 0 and by default the map's own. `same_tokens`
-    says that query i and key i are the same token: a map that looks at the whole sequence then also leaves out the
-    queries at the positions of hidden keys. A row whose weights are all 0 gives 0, and one whose weights leave the
-    range of the dtype gives NaN.
+    Arguments, errors and state (earlier keys and values) are as in `softmax_attention_reference`, except for `scale`,
+    which is at least 0 and by default the map's own. `same_tokens` says that query i and key i are the same token: a
+    map that looks at the whole sequence then also leaves out the queries at the positions of hidden keys. A row whose
+    weights are all 0 gives 0, and one whose weights leave the range of the dtype gives NaN.
     """
-    feature_map = default_map() if feature_map is None else feature_map
     _refuse_parts(call, feature_map, same_tokens)
     weights = _weights(call, feature_map, same_tokens)
     total = weights.sum(-1, keepdim=True)
@@ -137,11 +78,7 @@ def linear_attention_reference(
 
 @attention_function(keeps="sums")
 def linear_attention(
-    call: Call,
-    *,
-    feature_map: FeatureMap | None = None,
-    same_tokens: bool = False,
-    chunk: int | None = None,
+    call: Call, *, feature_map: FeatureMap = ELU, same_tokens: bool = False, chunk: int | None = None
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`linear_attention_reference` in time and memory linear in N; a causal call works in chunks of at most `chunk`.
 
@@ -155,7 +92,6 @@ def linear_attention(
 
     Raises ValueError for an `attn_mask` that is not one row for all queries.
     """
-    feature_map = default_map() if feature_map is None else feature_map
     _refuse_parts(call, feature_map, same_tokens)
     q, k, v = call.q, call.k, call.v
     S, peak, start = _memory(call, feature_map)
@@ -169,6 +105,8 @@ def linear_attention(
     causal = call.is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
     if f.log_k is not None and peak is not None:
         strengths, fades, peak = _scales(f.log_k, peak, hidden, causal)
+        if not causal:  # only what was there before fades
+            S, fades = S * fades[..., :1, None].exp(), None
     sums, S = in_chunks(f.q, phi_k, _with_ones(v), strengths, fades, S, is_causal=causal, erase=False, chunk=chunk)
     o, total = _Quotient.apply(sums)
     blocked = None
@@ -269,7 +207,9 @@ def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor
 
 
 @closed_form
-def linear_attention_cost(call: CostedCall, *, feature_map: FeatureMap, chunk: int = CHUNK, m: Size = None) -> Cost:
+def linear_attention_cost(
+    call: CostedCall, *, feature_map: FeatureMap = ELU, chunk: int = CHUNK, m: Size = None
+) -> Cost:
     """Closed-form cost of one self-attention call, in either form; `m` is the number of features, by default the map's.
 
     Half precision costs as much as float32. Drawing random features is left out: it is done once. A symbolic N stands
@@ -306,18 +246,60 @@ def _products(call: CostedCall, m: Size, chunk: int) -> Cost:
     return memory + call._replace(V=V + 1).attending(rows * width, m) if in_chunks else memory
 
 
-def kernel_mechanism(name: str, feature_map: FeatureMap, source: str) -> Mechanism:
-    """The `Mechanism` of linear attention with this feature map."""
+def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) -> Mechanism:
+    """The `Mechanism` of linear attention with the feature map that `make` makes.
+
+    Its functions and its closed form take the map's options in place of `feature_map`: `favor_attention(q, k, v,
+    m=128)`.
+    """
+    feature_map = make()
+    functions: list[Any] = [linear_attention_reference, linear_attention, linear_attention_cost]
+    reference, fast, cost = (_with_map(name, function, make, feature_map) for function in functions)
     return Mechanism(
         name=name,
         family="linear",
         source=source,
-        reference=partial(linear_attention_reference, feature_map=feature_map),
-        fast=partial(linear_attention, feature_map=feature_map),
+        reference=reference,
+        fast=fast,
         causal=feature_map.causal,
-        cost=partial(linear_attention_cost, feature_map=feature_map),
+        cost=cost,
         positional=feature_map.positional,
         data_dependent=not feature_map.causal,
         same_tokens=not feature_map.causal,
         signed=feature_map.weights == "signed",
     )
+
+
+def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map: FeatureMap) -> Any:
+    """`form` with the options of `make` in place of `feature_map`; `feature_map` is the map with the default ones.
+
+    A closed form reads the number of features, `m`, itself: it may be a symbol.
+    """
+    known = signature(form).parameters
+    options = {n: p for n, p in signature(make).parameters.items() if form is not linear_attention_cost or n != "m"}
+
+    def attend(*args: Any, **given: Any) -> Any:
+        own = {option: given.pop(option) for option in options if option in given}
+        return form(*args, feature_map=make(**own) if own else feature_map, **given)
+
+    taken = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in options.values()]
+    kept = [p for p in known.values() if p.name != "feature_map"]
+    attend.__signature__ = Signature(sorted([*kept, *taken], key=lambda p: p.kind))  # type: ignore[attr-defined]
+    attend.__name__ = form.__name__.replace("linear", name.replace("-", "_").replace("+", "_plus"))
+    attend.__qualname__ = attend.__name__
+    attend.__module__ = form.__module__
+    attend.__doc__ = f"`{form.__name__}` with the map `{feature_map!r}` or, with options, another of its class."
+    attend.feature_map = feature_map  # type: ignore[attr-defined]
+    attend.keeps = getattr(form, "keeps", "keys")  # type: ignore[attr-defined]
+    return attend
+
+
+MECHANISMS = (
+    kernel_mechanism("linear", EluPlusOne, "Katharopoulos et al. 2020, arXiv:2006.16236"),
+    kernel_mechanism("linear-relu", Relu, "Choromanski et al. 2021, arXiv:2009.14794"),
+    kernel_mechanism("linear-exp", Exp, "Shen et al. 2021, arXiv:1812.01243"),
+    kernel_mechanism("cosformer", CosFormer, "Qin et al. 2022, arXiv:2202.08791"),
+    kernel_mechanism("taylor", Taylor, "Arora et al. 2024, arXiv:2402.18668"),
+    kernel_mechanism("cosine", Cosine, "printed in place of Qin et al. 2022, arXiv:2202.08791"),
+    kernel_mechanism("powers", Powers, "printed in place of the polynomial kernel"),
+)

@@ -5,18 +5,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
 from ortho._typing import Float, State, Tensor
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
-from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, TrigonometricFeatures
+from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, RandomFourierFeatures
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.heads import frozen
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
-    "trigonometric": TrigonometricFeatures,
+    "rff": RandomFourierFeatures,
     "dense": DenseExponentialFeatures,
 }
 
@@ -28,17 +27,15 @@ class RandomFeatureAttention(nn.Module):
     train on the kernel itself, call `redraw` regularly (the authors of Performer: every 1000 steps), and keep the rows
     at evaluation. Rows are never redrawn automatically. Do not use a state made before a redraw after it.
 
-    `map` is 'positive', 'trigonometric' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options` go to the map
-    (such as `fit`; `parameters` are kept as given, and not in the state dict). A trigonometric map makes two features
-    from each row. Raises TypeError or ValueError for unknown names and for sizes
-    that are below 1 or do not fit.
+    `map` is 'positive', 'rff' or 'dense', `draw` 'orthogonal', 'iid' or 'structured'; `options` go to the map (such as
+    `fit`; `parameters` are kept as given, and not in the state dict). 'rff' makes two features from each row. Raises
+    TypeError or ValueError for unknown names and for an m that is below 1 or, with 'rff', odd.
     """
 
     features: Tensor
     same_tokens = True  # as in `Mechanism`
     keeps = "sums"
 
-    @checked
     def __init__(
         self,
         d_head: int,
@@ -53,25 +50,20 @@ class RandomFeatureAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.map = _checks.one_of("map", map, MAPS)
-        self.draw = _checks.one_of("draw", draw, FEATURE_DRAWS)
-        self.form = form
+        self.map = checks.one_of("map", map, MAPS)
+        self.draw = checks.one_of("draw", draw, FEATURE_DRAWS)
+        self.form = checks.one_of("form", form, checks.FORMS)
         self.options = options
-        rows_of_m, rest = divmod(m, MAPS[map].of_a_row)
-        if rest:
-            raise ValueError(f"m: expected an even number of features, two for each row of {map!r}, got {m}")
-        rows = FEATURE_DRAWS[draw](rows_of_m, d_head, generator=generator, dtype=dtype, device=device)
-        MAPS[map](features=rows, **options)  # wrong options raise here
+        wanted = MAPS[map](m=m, **options)  # wrong options raise here
+        rows = FEATURE_DRAWS[draw](m // wanted.of_a_row, d_head, generator=generator, dtype=dtype, device=device)
         self.features = frozen(rows)
 
-    @checked
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw new rows from the same distribution, in place."""
         device = None if generator is None else generator.device
-        count, d_head = self.features.shape
-        rows = FEATURE_DRAWS[self.draw](count, d_head, generator=generator, dtype=torch.float64, device=device)
-        self.features.copy_(rows)
+        drawn = FEATURE_DRAWS[self.draw](*self.features.shape, generator=generator, dtype=torch.float64, device=device)
+        self.features.copy_(drawn)
 
     def forward(
         self,
@@ -86,5 +78,5 @@ class RandomFeatureAttention(nn.Module):
         return attention(q, k, v, feature_map=feature_map, **options)
 
     def extra_repr(self) -> str:
-        count, d_head = self.features.shape
-        return f"{d_head}, {count * MAPS[self.map].of_a_row}, map={self.map!r}, draw={self.draw!r}, form={self.form!r}"
+        rows, d_head = self.features.shape
+        return f"{d_head}, {rows * MAPS[self.map].of_a_row}, map={self.map!r}, draw={self.draw!r}, form={self.form!r}"

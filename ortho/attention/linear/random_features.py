@@ -11,12 +11,10 @@ from math import sqrt
 
 import torch
 
-from ortho._checks import checked
 from ortho._typing import Float, Tensor
 from ortho.attention.linear.favor import orthogonal_features
 
 
-@checked
 def iid_features(
     m: int,
     K: int,
@@ -25,11 +23,10 @@ def iid_features(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "m K"]:
-    """m independent rows, each $N(0, I_K)$: (m, K). Raises TypeError or ValueError for sizes below 1."""
+    """m independent rows, each $N(0, I_K)$: (m, K)."""
     return torch.randn(m, K, generator=generator, dtype=dtype, device=device)
 
 
-@checked
 def structured_features(
     m: int,
     K: int,
@@ -46,7 +43,7 @@ def structured_features(
     kernel is unbiased only in the limit of large K, and far from unbiased with one factor. If K is not a power of two,
     blocks have the next power's width and the columns past K are cut off; rows are then orthogonal only on average.
 
-    Returns (m, K); raises TypeError or ValueError for sizes below 1.
+    Returns (m, K).
     """
     width = 1 << (K - 1).bit_length()
     like = torch.empty(0, dtype=dtype, device=device)
@@ -80,7 +77,6 @@ FEATURE_DRAWS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@checked
 def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N m"]:
     r"""$\phi(x) = m^{-1/2} \exp(\Omega x - |x|^2/2)$ (Choromanski et al. 2021, arXiv:2009.14794, lemma 1).
 
@@ -89,8 +85,7 @@ def positive_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K
     return (x @ omega.mT - _half_square(x)).exp() / sqrt(omega.shape[-2])
 
 
-@checked
-def trigonometric_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
+def rff_features(x: Float[Tensor, "... N K"], omega: Float[Tensor, "... m K"]) -> Float[Tensor, "... N 2*m"]:
     r"""$m^{-1/2} \exp(|x|^2/2)\, [\sin \Omega x, \cos \Omega x]$ (Rahimi & Recht 2007, for the softmax kernel).
 
     Their products estimate a positive kernel but may be negative.

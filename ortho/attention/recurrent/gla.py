@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad, softplus
 
+from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
@@ -104,7 +105,7 @@ def by_chunks(
     before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(o, the state after the last key)."""
-    width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else chunk)
+    width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else checks.positive_int("chunk", chunk))
     behind = -k.shape[-2] % width
     if erase and beta is None:
         beta = torch.ones_like(k[..., 0])
@@ -112,10 +113,10 @@ def by_chunks(
     def cut(tensor: Tensor) -> Tensor:  # (..., N, ·) -> (..., n, C, ·)
         return pad(tensor, (0, 0, 0, behind)).unflatten(-2, (-1, width))
 
-    decay = cut(torch.zeros_like(k) if log_decay is None else log_decay).exp()
+    log_decay = cut(torch.zeros_like(k) if log_decay is None else log_decay)
     strengths = None if beta is None else cut(beta[..., None])
     queries = cut(q) if is_causal else None
-    answers, S = in_chunks(queries, cut(k), cut(v), strengths, decay, S, before_fading=before_fading)
+    answers, S = in_chunks(queries, cut(k), cut(v), strengths, log_decay, S, before_fading=before_fading)
     if not is_causal:
         return q @ S, S
     answers[-1] = answers[-1][..., : width - behind, :]
@@ -131,13 +132,14 @@ def by_chunks(
 # single tokens: of two neighbouring blocks, the readers of the second meet the keys of the first at the boundary
 # between them. So each factor is a product of decays that all lie between a key and its reader: none exceeds 1,
 # nothing is divided, a decay of 0 costs the decays beside it no precision, and each pair of tokens is part of one
-# matrix product.
+# matrix product. Such a factor is the exponential of a sum: a product of factors near 1, such as (1 - 1e-5)^2, would
+# lose the same digits in each pair of tokens, which adds up over a long sequence.
 
 
 class Blocks(NamedTuple):
     """Tokens in b blocks of h each, along two axes. A reader is a vector that multiplies a state or a key."""
 
-    fade: Tensor  # (..., b, 1, K), what is left of an earlier state at the end of the block
+    log_fade: Tensor  # (..., b, 1, K), the logarithm of what is left of an earlier state at the end of the block
     keys: Tensor  # (..., b, h, K), each times what is left of it at the end of the block
     readers: tuple[Tensor, ...]  # (..., b, h, K) each, times what is left of an earlier state when it reads
     weights: tuple[Tensor, ...]  # (..., b, h, h) each, what a reader finds of the keys of its block up to its own
@@ -155,17 +157,19 @@ def power_chunks(length: Size, chunk: int) -> tuple[int, Size]:
     return width, -(-length // width) if whole else length / width
 
 
-def tokens(decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
+def tokens(log_decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
     """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and the state after
     its own token has faded it. `early` readers, listed after the others, find the state before that fading."""
-    decay, k, *rows = (x[..., None, :] for x in (decay, k, *readers, *early))
+    log_decay, k, *rows = (x[..., None, :] for x in (log_decay, k, *readers, *early))
+    decay = log_decay.exp()
     faded = tuple(x * decay if i < len(readers) else x for i, x in enumerate(rows))
-    return Blocks(decay, k, faded, tuple(x @ k.mT for x in rows))
+    return Blocks(log_decay, k, faded, tuple(x @ k.mT for x in rows))
 
 
 def merged(x: Blocks) -> Blocks:
     """Each pair of neighbouring blocks, merged into one."""
-    (fade_1, fade_2), (keys_1, keys_2) = _pairs(x.fade), _pairs(x.keys)
+    (log_1, log_2), (keys_1, keys_2) = _pairs(x.log_fade), _pairs(x.keys)
+    fade_1, fade_2 = log_1.exp(), log_2.exp()
     readers, weights = [], []
     for reader, weight in zip(x.readers, x.weights, strict=True):
         (reader_1, reader_2), (weight_1, weight_2) = _pairs(reader), _pairs(weight)
@@ -173,7 +177,7 @@ def merged(x: Blocks) -> Blocks:
         across = torch.cat([reader_2 @ keys_1.mT, weight_2], -1)
         weights.append(torch.cat([pad(weight_1, (0, weight.shape[-1])), across], -2))
     keys = torch.cat([keys_1 * fade_2, keys_2], -2)
-    return Blocks(fade_1 * fade_2, keys, tuple(readers), tuple(weights))
+    return Blocks(log_1 + log_2, keys, tuple(readers), tuple(weights))
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, ...]:
@@ -186,7 +190,7 @@ def in_chunks(
     k: Tensor,
     v: Tensor,
     beta: Tensor | None,
-    decay: Tensor,
+    log_decay: Tensor,
     S: Tensor,
     *,
     before_fading: bool = False,
@@ -200,10 +204,10 @@ def in_chunks(
     `before_fading` leaves out $\mathrm{Diag}(a_i)$.
     """
     queries, erasers = ([] if q is None else [q]), ([] if beta is None else [k * beta])
-    x = tokens(decay, k, queries, erasers) if before_fading else tokens(decay, k, queries + erasers)
-    while x.fade.shape[-3] > 1:
+    x = tokens(log_decay, k, queries, erasers) if before_fading else tokens(log_decay, k, queries + erasers)
+    while x.log_fade.shape[-3] > 1:
         x = merged(x)
-    fade, keys = x.fade.squeeze(-3), x.keys.squeeze(-3)
+    fade, keys = x.log_fade.exp().squeeze(-3), x.keys.squeeze(-3)
     readers, weights = ([y.squeeze(-3) for y in each] for each in (x.readers, x.weights))
     erased: tuple[Tensor, ...] = ()
     if beta is not None:

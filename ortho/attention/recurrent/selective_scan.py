@@ -67,6 +67,7 @@ def selective_scan(
     divided. Kept for the backward pass is one state per chunk; the states within it are found again.
     """
     q, k, v, log_decay, S = _operands(call, dt, A)
+    checks.positive_int("chunk", chunk)
     rows = []
     for start in range(0, k.shape[-2], chunk):
         stop = min(start + chunk, k.shape[-2])
@@ -161,9 +162,7 @@ def selective_scan_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
     """Closed form of one self-attention call with `dt` and `A` given, in either form: the products that read the state.
     All other work is element-wise, some $\\log_2$ `chunk` operations for each number of each token's state."""
     G, N, K, V = call.sizes
-    read = product(G * N * K * V, 1 + call.reach)
-    again = Cost(backward=read.forward) if call.form == "fast" and call.causal else Cost()
-    return read + again + Cost(decode=2 * G * K * V, state_bytes=call.item * G * K * V)
+    return product(G * N * K * V, 1 + call.reach) + Cost(decode=2 * G * K * V, state_bytes=call.item * G * K * V)
 
 
 MECHANISM = Mechanism(

@@ -52,7 +52,7 @@ def operands(
         if log_decay is not None:
             log_decay = log_decay.masked_fill(hidden[..., None] if channels else hidden, 0)
     if qk_l2norm:
-        q, k = unit(q), unit(k)
+        q, k = unit(q, "q"), unit(k, "k")
     if call.scale is not None:
         q = q * call.scale
     S = call.carried("S", k.shape[-1], v.shape[-1])

@@ -5,14 +5,13 @@ Each loss has its values and its derivative $\psi = \partial \ell / \partial p$;
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ortho import _checks
+from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
 
@@ -57,15 +56,9 @@ class TokenLoss(ABC):
         return 0
 
 
-def _residuals(p: Tensor, v: Tensor) -> Tensor:
-    """p less the last n values."""
-    _at_least_as_many(p, v)
-    return p - v[..., -p.shape[-2] :, :]
-
-
-def _at_least_as_many(p: Tensor, v: Tensor) -> None:
-    n, m = p.shape[-2], v.shape[-2]
-    _checks.expect(n <= m, "v", f"at least as many values as the {n} predictions", m)
+def _own(p: Tensor, v: Tensor) -> Tensor:
+    """The values of the predictions: the last n."""
+    return v[..., v.shape[-2] - p.shape[-2] :, :]
 
 
 class _OfResidual(TokenLoss):
@@ -80,10 +73,10 @@ class _OfResidual(TokenLoss):
         """The derivative of `of`, with the shape of r."""
 
     def __call__(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return self.of(_residuals(p, v))
+        return self.of(p - _own(p, v))
 
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-        return self.influence(_residuals(p, v))
+        return self.influence(p - _own(p, v))
 
     def cost(self, pairs: Size, V: Size) -> Cost:
         return Cost()
@@ -110,7 +103,7 @@ class Huber(_OfResidual):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("delta", self.delta)
+        checks.expect(self.delta > 0, "delta", "a positive number", self.delta)
 
     def of(self, r: Tensor) -> Tensor:
         inside = r.clamp(-self.delta, self.delta)
@@ -136,11 +129,10 @@ class Contrastive(TokenLoss):
     looks_back = True
 
     def __post_init__(self) -> None:
-        _positive("temperature", self.temperature)
+        checks.expect(self.temperature > 0, "temperature", "a positive number", self.temperature)
 
     def _scores(self, p: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
         """(..., n, 1 + m), the zero vector first."""
-        _at_least_as_many(p, v)
         n, m = p.shape[-2], v.shape[-2]
         later = torch.ones(n, m, dtype=torch.bool, device=p.device).triu(1 + m - n)
         absent = later if hidden is None else later | hidden[..., None, :]
@@ -154,17 +146,10 @@ class Contrastive(TokenLoss):
 
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
-        return (weights @ v - v[..., -p.shape[-2] :, :]) / self.temperature
+        return (weights @ v - _own(p, v)) / self.temperature
 
     def cost(self, pairs: Size, V: Size) -> Cost:
         return Cost(forward=4 * pairs * V, backward=8 * pairs * V)
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
         return 2 * pairs * V
-
-
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a positive number, got {_checks.describe(value)}")
-    if not (value > 0 and isfinite(value)):
-        raise ValueError(f"{name}: expected a positive number, got {value}")

@@ -40,10 +40,11 @@ def flash_attention(call: Call, *, rows: int = ROWS, columns: int = COLUMNS) -> 
     per query, which are kept. The result cannot be differentiated twice.
     """
     q, k, v, mask = call.q, call.k, call.v, None
+    size = checks.positive_int("rows", rows), checks.positive_int("columns", columns)
     if call.attn_mask is not None:  # a mask that sequences share is not copied for each
         mask = flat_mask(call.attn_mask, q.shape[:-2]).expand(-1, q.shape[-2], k.shape[-2])
     operands = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    o, _ = _Flash.apply(*operands, mask, call.factor, call.is_causal, (rows, columns))
+    o, _ = _Flash.apply(*operands, mask, call.factor, call.is_causal, size)
     return o.reshape(*q.shape[:-1], v.shape[-1])
 
 

@@ -1,23 +1,19 @@
 """Block-sparse attention: any table of pairs of blocks; and BigBird's (Zaheer et al. 2020, arXiv:2007.14062)."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 
 import torch
 from torch import Tensor
 
-from ortho import _checks
-from ortho._checks import checked
+from ortho import checks
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask, Section, consecutive
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import ABSENT, Section, Tiling, TokenBlocks, causal, consecutive
 
 Rows = tuple[tuple[int, ...], ...]  # the blocks of keys that each block of queries attends to
 
-_DRAWING = Lock()
 LONGER = 4  # rows with more than this many times a table's average number of blocks get a table of their own
 
 
@@ -25,7 +21,7 @@ LONGER = 4  # rows with more than this many times a table's average number of bl
 class Blocks(Pattern):
     """All pairs of tokens in some pairs of blocks, of `width` tokens each."""
 
-    width: int
+    width: int = 64
 
     @abstractmethod
     def rows(self, queries: int, keys: int) -> Rows:
@@ -33,46 +29,38 @@ class Blocks(Pattern):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         queries, keys = int(i.max()) + 1, int(j.max()) + 1
-        if i.numel() == 1:  # a token that is decoded needs one row of the table
-            row = self.rows(-(-queries // self.width), -(-keys // self.width))[-1]
-            kept = torch.isin(j // self.width, torch.tensor(row, dtype=j.dtype, device=j.device))
-            return kept.expand(torch.broadcast_shapes(i.shape, j.shape))
-        return self.known(queries, keys, i.device)(i, j)
-
-    def known(self, queries: int, keys: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-        """`allowed` for these numbers of tokens, from a table (blocks of queries, blocks of keys) built now."""
         rows = self.rows(-(-queries // self.width), -(-keys // self.width))
-        kept = torch.zeros(len(rows), -(-keys // self.width), dtype=torch.bool, device="cpu")
+        if i.numel() == 1:  # a token that is decoded needs one row of the table
+            kept = torch.isin(j // self.width, torch.tensor(rows[-1], dtype=j.dtype, device=j.device))
+            return kept.expand(torch.broadcast_shapes(i.shape, j.shape))
+        table = torch.zeros(len(rows), -(-keys // self.width), dtype=torch.bool, device="cpu")
         for t, row in enumerate(rows):
-            kept[t, list(row)] = True
-        kept = kept.to(device)
-        return lambda i, j: kept[i // self.width, j // self.width]
+            table[t, list(row)] = True
+        return table.to(i.device)[i // self.width, j // self.width]
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         first, stop, keys, is_causal, device = section
         tile = self.width if stop - first > 1 else 1  # a lone query, in decoding, needs one row
         queries, blocks = consecutive(first, stop, tile, device), consecutive(0, keys, self.width, device)
         owns = [t * tile // self.width for t in range(first // tile, -(-stop // tile))]
-        rows = self.rows(owns[-1] + 1, len(blocks.positions))
+        rows = self.rows(owns[-1] + 1, len(blocks))
         if not is_causal:
-            return _tilings(queries, blocks, [[*rows[own]] for own in owns])
-        earlier = _tilings(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
+            return _split(queries, blocks, [[*rows[own]] for own in owns])
+        earlier = _split(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
         diagonal = _table([[b for b in rows[own] if b == own] for own in owns], device)
-        return *earlier, Tiling(queries, blocks, diagonal, causal, relative=True)
+        return *earlier, BlockMask(queries, blocks, diagonal, section.rule(None), relative=True)
 
 
-def _tilings(queries: TokenBlocks, keys: TokenBlocks, rows: list[list[int]]) -> tuple[Tiling, ...]:
-    """Tilings that pair each tile of queries with its row of blocks.
+def _split(queries: Tensor, keys: Tensor, rows: list[list[int]]) -> tuple[BlockMask, ...]:
+    """Block masks that pair each tile of queries with its row of blocks.
 
     One table would pad all rows to the longest. So rows that are much longer than the others, such as BigBird's leading
-    ones, go to further tilings of their tiles alone. A table with at most one entry a token is never split.
+    ones, go to further block masks of their tiles alone. A table with at most one entry a token is never split.
     """
-    most = max(queries.positions.shape[-1], LONGER * sum(map(len, rows)) / len(rows))
+    most = max(queries.shape[1], LONGER * sum(map(len, rows)) / len(rows))
     long = [t for t, row in enumerate(rows) if len(row) > most]
-    tiling = Tiling(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.positions.device))
-    if not long:
-        return (tiling,)
-    return tiling, *_tilings(TokenBlocks(queries.positions[long]), keys, [rows[t] for t in long])
+    one = BlockMask(queries, keys, _table([row if len(row) <= most else [] for row in rows], queries.device))
+    return (one, *_split(queries[long], keys, [rows[t] for t in long])) if long else (one,)
 
 
 def _table(rows: list[list[int]], device: torch.device) -> Tensor:
@@ -82,7 +70,6 @@ def _table(rows: list[list[int]], device: torch.device) -> Tensor:
     return torch.tensor(filled, dtype=torch.long, device=device).view(len(rows), width)
 
 
-@checked(own=("blocks",))
 @dataclass(frozen=True)
 class BlockSparse(Blocks):
     """The pairs of blocks in a table: `blocks[t]` are the blocks of keys that block t of queries attends to.
@@ -90,22 +77,18 @@ class BlockSparse(Blocks):
     Raises ValueError for more queries than the table has blocks for.
     """
 
-    blocks: Rows
+    blocks: Rows = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.blocks, tuple | list) or not all(isinstance(row, tuple | list) for row in self.blocks):
-            raise TypeError(f"blocks: expected a row of numbers for each block, got {_checks.describe(self.blocks)}")
+        super().__post_init__()
         for t, row in enumerate(self.blocks):
-            if any(isinstance(b, bool) or not isinstance(b, int) or b < 0 for b in row) or len(set(row)) < len(row):
-                raise ValueError(f"blocks: expected numbers of blocks, each once, in row {t}, got {row!r}")
+            fits = len(set(row)) == len(row) and all(isinstance(b, int) and b >= 0 for b in row)
+            checks.expect(fits, "blocks", f"numbers of blocks, each once, in row {t}", row)
         object.__setattr__(self, "blocks", tuple(map(tuple, self.blocks)))  # of lists, too, so that it can be hashed
 
     def rows(self, queries: int, keys: int) -> Rows:
-        if queries > len(self.blocks):
-            tokens, known = queries * self.width, len(self.blocks)
-            raise ValueError(
-                f"blocks: expected a row for each of the {queries} blocks of {tokens} tokens, got {known} rows"
-            )
+        wanted, known = f"a row for each of the {queries} blocks of {queries * self.width} tokens", len(self.blocks)
+        checks.expect(queries <= known, "blocks", wanted, f"{known} rows")
         return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
@@ -117,7 +100,6 @@ class BlockSparse(Blocks):
         return kept
 
 
-@checked(own=("leading", "random", "seed"))
 @dataclass(frozen=True)
 class BigBird(Blocks):
     """Blocks less than `reach` away, the first `leading` blocks, and `random` others before each block.
@@ -133,15 +115,16 @@ class BigBird(Blocks):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("width", "reach"):
+            checks.positive_int(name, getattr(self, name))
         for name in ("leading", "random", "seed"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
+            checks.expect(isinstance(value, int) and value >= 0, name, "an integer of at least 0", value)
 
     def rows(self, queries: int, keys: int) -> Rows:
         return _both(queries, keys, self.reach, self.leading, self.random, self.seed)
 
-    def remembered(self) -> tuple[int, int] | None:
+    def kv_window(self) -> tuple[int, int] | None:
         return None if self.random else (self.leading * self.width, self.reach * self.width)
 
     def causal_pairs(self, n: int) -> int:
@@ -157,7 +140,9 @@ class BigBird(Blocks):
 @lru_cache
 def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: int) -> Rows:
     """For each of the first `queries` blocks: which of the first `keys` blocks it attends to or is attended by."""
-    before = _drawn(max(queries, keys), reach, leading, random, seed)
+    most = max(queries, keys)
+    # Drawn for a power of 2 of blocks: a sequence that grows seldom draws its rows again.
+    before = _drawn(1 << (most - 1).bit_length(), reach, leading, random, seed)[:most]
     rows = [set(row) | {t} for t, row in enumerate(before)]
     for t, row in enumerate(before):
         for b in row:
@@ -165,39 +150,27 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
     return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
 
-def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """For each of the first `count` blocks: the blocks before it that it attends to.
-
-    One caller draws at a time, as all continue one sequence; and in a thread of its own, so that no mode of the caller
-    affects what outlives the call.
-    """
-    with _DRAWING:
-        rows, generator = _so_far(reach, leading, random, seed)
-        if len(rows) < count:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(_draw, rows, generator, count, reach, leading, random).result()
-        return tuple(rows[:count])
-
-
-def _draw(
-    rows: list[tuple[int, ...]], generator: torch.Generator, count: int, reach: int, leading: int, random: int
-) -> None:
-    """Continue the rows up to `count`."""
-    for t in range(len(rows), count):
-        near = max(0, t - reach + 1)
-        far = max(0, near - leading)  # blocks between the leading and the near ones
-        drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
-        rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
-
-
 @lru_cache
-def _so_far(reach: int, leading: int, random: int, seed: int) -> tuple[list[tuple[int, ...]], torch.Generator]:
-    """The rows drawn so far, and the generator for the next: a sequence that grows draws no row again."""
-    return [], torch.Generator().manual_seed(seed)
+def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
+    """For each of the first `count` blocks: the blocks before it that it attends to. Drawn in a thread of its own, so
+    that no mode of the caller affects what outlives the call."""
+
+    def draw() -> Rows:
+        rows, generator = [], torch.Generator().manual_seed(seed)
+        for t in range(count):
+            near = max(0, t - reach + 1)
+            far = max(0, near - leading)  # blocks between the leading and the near ones
+            drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
+            rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
+        return tuple(rows)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(draw).result()
 
 
 SOURCE = "Zaheer et al. 2020, arXiv:2007.14062"
 MECHANISMS = (
-    pattern_mechanism("block-sparse", BigBird(64, random=0), SOURCE),  # near and leading blocks alone
-    pattern_mechanism("big-bird", BigBird(64), SOURCE),
+    pattern_mechanism("block-sparse", BigBird, SOURCE, random=0),  # near and leading blocks alone
+    pattern_mechanism("big-bird", BigBird, SOURCE),
 )
+block_sparse_attention, big_bird_attention = (m.fast for m in MECHANISMS)

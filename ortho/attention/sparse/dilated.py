@@ -4,57 +4,53 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ortho._checks import checked
+from ortho.attention.sparse.block_mask import BlockMask, Section, band
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.strided import Strided, residue_band
-from ortho.attention.sparse.tiling import Section, Tiling, band
+from ortho.attention.sparse.strided import LocalStrided, residue_band
 from ortho.attention.sparse.window import Window
 
 
-@checked
 @dataclass(frozen=True)
 class Dilated(Pattern):
     """The keys m times `dilation` positions away, for m from 0 to `width` - 1."""
 
-    width: int
-    dilation: int
+    width: int = 64
+    dilation: int = 4
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j) % self.dilation == 0) & ((i - j).abs() < self.width * self.dilation)
 
-    def remembered(self) -> tuple[int, int]:
+    def kv_window(self) -> tuple[int, int]:
         return 0, (self.width - 1) * self.dilation + 1
 
     def causal_pairs(self, n: int) -> int:
         last = min(self.width - 1, (n - 1) // self.dilation)
         return (last + 1) * n - self.dilation * last * (last + 1) // 2
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         reach = min(self.width, max(section.stop, section.keys)) - 1
         return (residue_band(section, self.dilation, lambda s: s - reach, lambda s: s + reach, self.allowed),)
 
 
-@checked
 @dataclass(frozen=True)
 class LocalDilated(Pattern):
     """The keys at most `reach` positions away, and those a multiple of `reach` away.
 
-    A causal call keeps the same pairs as `Strided` in its paper's convention: the two are one pattern.
+    A causal call keeps the same pairs as `LocalStrided` in its paper's convention: the two are one pattern.
     """
 
-    reach: int
+    reach: int = 64
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) | ((i - j) % self.reach == 0)
 
     def causal_pairs(self, n: int) -> int:
-        return Strided(self.reach, self.reach + 1).causal_pairs(n)
+        return LocalStrided(self.reach, self.reach + 1).causal_pairs(n)
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        return Strided(self.reach, self.reach + 1).tilings(section)
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
+        return LocalStrided(self.reach, self.reach + 1).block_masks(section)
 
 
-@checked
 @dataclass(frozen=True)
 class NeitherFarNorMultiple(Pattern):
     """The keys that are neither more than `reach` positions away nor a multiple of `reach`.
@@ -63,25 +59,26 @@ class NeitherFarNorMultiple(Pattern):
     query's own key, 0 positions away, is not among them.
     """
 
-    reach: int
+    reach: int = 64
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) & ((i - j) % self.reach != 0)
 
-    def remembered(self) -> tuple[int, int]:
+    def kv_window(self) -> tuple[int, int]:
         return 0, self.reach
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         both = Window(self.reach).pairs(n) - n
         return both // 2 if is_causal else both
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         reach = self.reach - 1
         return (band(section, lambda i: i - reach, lambda i: i + reach, self.allowed, relative=True),)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"
 MECHANISMS = (
-    pattern_mechanism("dilated", Dilated(64, 4), SOURCE),
-    pattern_mechanism("local-dilated", LocalDilated(64), "Child et al. 2019, arXiv:1904.10509"),
+    pattern_mechanism("dilated", Dilated, SOURCE),
+    pattern_mechanism("local-dilated", LocalDilated, "Child et al. 2019, arXiv:1904.10509"),
 )
+dilated_attention, local_dilated_attention = (m.fast for m in MECHANISMS)

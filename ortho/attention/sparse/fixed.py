@@ -5,33 +5,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortho._checks import checked
-from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import (
+from ortho import checks
+from ortho.attention.sparse.block_mask import (
     ABSENT,
+    BlockMask,
     Bound,
     Rule,
     Section,
-    Tiling,
-    TokenBlocks,
     block_ranges,
-    causal,
     consecutive,
 )
+from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 from ortho.attention.sparse.window import BlockedWindow, tile_width
 
 
-@checked
 @dataclass(frozen=True)
-class Summaries(Pattern):
+class FixedColumns(Pattern):
     """The last `summaries` keys of every block of `stride` tokens."""
 
-    stride: int
-    summaries: int
+    stride: int = 64
+    summaries: int = 8
 
     def __post_init__(self) -> None:
-        if self.summaries > self.stride:
-            raise ValueError(f"summaries: expected at most the stride, {self.stride}, got {self.summaries}")
+        super().__post_init__()
+        most, given = self.stride, self.summaries
+        checks.expect(given <= most, "summaries", f"at most the stride, {most}", given)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (j % self.stride >= self.stride - self.summaries) & (i >= 0)
@@ -48,15 +46,14 @@ class Summaries(Pattern):
         own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # pairs of summaries within one block
         return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         def high(i: Tensor) -> Tensor:  # the last block whose summaries have begun
             return (i - self.stride + self.summaries) // self.stride
 
-        last, rule = (high, causal) if section.is_causal else (None, None)
-        return (self.read(section, last, rule),)
+        return (self.read(section, high if section.is_causal else None, section.rule(None)),)
 
-    def read(self, section: Section, high: Bound | None, rule: Rule | None) -> Tiling:
-        """The tiling in which queries read the summaries, one block of keys each, of blocks up to high(i) or of all."""
+    def read(self, section: Section, high: Bound | None, rule: Rule | None) -> BlockMask:
+        """Queries read the summaries, a block of keys each, of blocks up to high(i) or of all."""
         first, stop, keys, _, device = section
         tile = tile_width(self.stride) if stop - first > 1 else 1
         whole, _, last = self.blocks(keys)
@@ -67,35 +64,34 @@ class Summaries(Pattern):
         highest = torch.full_like(i, count - 1)
         if high is not None:
             highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
-        queries, keys_of_blocks = consecutive(first, stop, tile, device), TokenBlocks(j.masked_fill(j >= keys, ABSENT))
-        return Tiling(queries, keys_of_blocks, block_ranges(torch.zeros_like(i), highest), rule, relative=True)
+        table, blocks = block_ranges(torch.zeros_like(i), highest), j.masked_fill(j >= keys, ABSENT)
+        return BlockMask(consecutive(first, stop, tile, device), blocks, table, rule, relative=True)
 
 
-@checked
 @dataclass(frozen=True)
 class Fixed(Pattern):
-    """`BlockedWindow` and `Summaries` in one head: the keys of the query's own block, and the summaries of the others.
+    """`BlockedWindow` and `FixedColumns` in one head: the keys of the query's own block, and the others' summaries.
 
     In a causal call the queries of later blocks read only the summaries of a block.
     """
 
-    stride: int
-    summaries: int
+    stride: int = 64
+    summaries: int = 8
 
     def __post_init__(self) -> None:
-        Summaries(self.stride, self.summaries)  # raises for sizes that do not fit together
+        FixedColumns(self.stride, self.summaries)  # raises for sizes that do not fit together
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
-        return (i // self.stride == j // self.stride) | Summaries(self.stride, self.summaries).allowed(i, j)
+        return (i // self.stride == j // self.stride) | FixedColumns(self.stride, self.summaries).allowed(i, j)
 
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        l, c, (whole, rest, last) = self.stride, self.summaries, Summaries(self.stride, self.summaries).blocks(n)
+        l, c, (whole, rest, last) = self.stride, self.summaries, FixedColumns(self.stride, self.summaries).blocks(n)
         own = BlockedWindow(l).pairs(n, is_causal=is_causal)
         if is_causal:
             return own + l * c * whole * (whole - 1) // 2 + rest * whole * c
         return own + n * (whole * c + last) - whole * l * c - rest * last
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         is_causal = section.is_causal
 
         def others(i: Tensor, j: Tensor) -> Tensor:
@@ -106,12 +102,13 @@ class Fixed(Pattern):
 
         alone = is_causal and self.stride % tile_width(self.stride) == 0  # tiles lie in one block: `high` is exact
         rule = None if alone else others
-        tiling = Summaries(self.stride, self.summaries).read(section, high if is_causal else None, rule)
-        return *BlockedWindow(self.stride).tilings(section), tiling._replace(relative=False)
+        columns = FixedColumns(self.stride, self.summaries).read(section, high if is_causal else None, rule)
+        return *BlockedWindow(self.stride).block_masks(section), columns._replace(relative=False)
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"
 MECHANISMS = (
-    pattern_mechanism("summaries", Summaries(64, 8), SOURCE),
-    pattern_mechanism("fixed", Fixed(64, 8), SOURCE),
+    pattern_mechanism("fixed-columns", FixedColumns, SOURCE),
+    pattern_mechanism("fixed", Fixed, SOURCE),
 )
+fixed_columns_attention, fixed_attention = (m.fast for m in MECHANISMS)

@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ortho._checks import checked
+from ortho.attention.sparse.block_mask import BLOCK, TILE, BlockMask, Section, band, consecutive
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, band, consecutive
 from ortho.attention.sparse.window import Window
 
 
-@checked
 @dataclass(frozen=True)
 class GlobalLocal(Pattern):
     """The keys less than `width` positions away, and the pairs with one of the first `tokens`, which are global.
@@ -21,13 +18,13 @@ class GlobalLocal(Pattern):
     projections of their own (`ortho.layers.longformer`); here they share those of the other tokens.
     """
 
-    width: int
-    tokens: int
+    width: int = 256
+    tokens: int = 16
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() < self.width) | (i < self.tokens) | (j < self.tokens)
 
-    def remembered(self) -> tuple[int, int]:
+    def kv_window(self) -> tuple[int, int]:
         return self.tokens, self.width
 
     def causal_pairs(self, n: int) -> int:
@@ -35,28 +32,24 @@ class GlobalLocal(Pattern):
         some = min(self.tokens, beyond)  # global tokens outside some token's window
         return Window(self.width).causal_pairs(n) + some * beyond - some * (some - 1) // 2
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         first, stop, keys, is_causal, _ = section
         reach, later = min(self.width, max(stop, keys)) - 1, max(first, self.tokens)
 
-        def last(i: Tensor) -> Tensor:
-            return torch.full_like(i, keys)
-
-        tilings = []
+        found = []
         if not is_causal and first < self.tokens:  # global queries
             rows = section._replace(stop=min(stop, self.tokens))
-            tilings.append(band(rows, torch.zeros_like, last, None, tile=min(TILE, self.tokens)))
+            found.append(band(rows, None, None, None, tile=min(TILE, self.tokens)))
         others = section._replace(first=first if is_causal else later)
         if others.first < stop:  # global keys
-            tilings.append(band(others, torch.zeros_like, last, None, keys=(0, min(self.tokens, keys))))
+            found.append(band(others, None, None, None, keys=(0, min(self.tokens, keys))))
         if later < stop and self.tokens < keys:
             near, rule = section._replace(first=later), Window(self.width).allowed
             between = (self.tokens, keys)
-            tilings.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between, relative=True))
-        return tuple(tilings)
+            found.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between, relative=True))
+        return tuple(found)
 
 
-@checked
 @dataclass(frozen=True)
 class GlobalKeys(GlobalLocal):
     """`GlobalLocal` without the rows of its global tokens: they attend to nothing, and the caller computes them."""
@@ -64,19 +57,19 @@ class GlobalKeys(GlobalLocal):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return super().allowed(i, j) & (i >= self.tokens)
 
-    @checked(shapes=False)
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         rows = min(self.tokens, n)
         return super().pairs(n, is_causal=is_causal) - (rows * (rows + 1) // 2 if is_causal else rows * n)
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        others = super().tilings(section._replace(first=max(section.first, self.tokens)))
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
+        others = super().block_masks(section._replace(first=max(section.first, self.tokens)))
         if others:
             return others
-        # All queries are global: one tiling in which they read nothing.
+        # All queries are global: one block mask in which they read nothing.
         queries = consecutive(section.first, section.stop, TILE, section.device)
         keys = consecutive(0, section.keys, BLOCK, section.device)
-        return (Tiling(queries, keys, keys.positions.new_empty(len(queries.positions), 0)),)
+        return (BlockMask(queries, keys, keys.new_empty(len(queries), 0)),)
 
 
-MECHANISMS = (pattern_mechanism("global-local", GlobalLocal(256, 16), "Beltagy et al. 2020, arXiv:2004.05150"),)
+MECHANISMS = (pattern_mechanism("global-local", GlobalLocal, "Beltagy et al. 2020, arXiv:2004.05150"),)
+global_local_attention = MECHANISMS[0].fast

@@ -1,30 +1,37 @@
 r"""Patterns: which keys a query may attend to, by their positions alone; and attention that computes those pairs only.
 
 A pattern is a class in one file of this folder. Its `allowed(i, j)` is the rule, `pairs` counts the allowed pairs in
-closed form, and `tilings` gives the tiles in which the fast form computes them. Masks and costs follow from these.
+closed form, and `block_masks` says in which tiles the fast form computes them. Masks, costs and attention functions,
+whose options are the fields of the class, follow from these.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import partial
-from math import sqrt
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
 
-from ortho._checks import attention_form, checked, past_length, uncompiled
+from ortho import checks
 from ortho._cost import Cost
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Bool, Float, Size, Tensor
+from ortho.attention.call import AttentionFunction, Call, attention_function
+from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.scores import flat_mask, masked_softmax
-from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.block_mask import BlockMask, Rule, Section
 from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
-from ortho.attention.sparse.tiling import Rule, Section, Tiling, Work
 
 
 @dataclass(frozen=True)
 class Pattern(ABC):
     """A set of allowed pairs (i, j) of a query's and a key's position; a causal call keeps those with j <= i."""
+
+    def __post_init__(self) -> None:
+        for size in fields(self):  # the others are checked by their class
+            if size.type is int:
+                checks.positive_int(size.name, getattr(self, size.name))
 
     @abstractmethod
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
@@ -34,7 +41,6 @@ class Pattern(ABC):
         """The number of allowed pairs of n tokens in a causal call, in closed form."""
         raise NotImplementedError
 
-    @checked(shapes=False)
     def pairs(self, n: int, *, is_causal: bool = False) -> int:
         """The number of allowed pairs of n tokens, in closed form.
 
@@ -44,10 +50,10 @@ class Pattern(ABC):
         return causal if is_causal else 2 * causal - n
 
     @abstractmethod
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        """Disjoint tilings that together hold the allowed pairs of a section."""
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
+        """Disjoint block masks that together hold the allowed pairs of a section."""
 
-    def remembered(self) -> tuple[int, int] | None:
+    def kv_window(self) -> tuple[int, int] | None:
         """(first, last) if a causal query reads only the first `first` and the last `last` tokens, its own included;
         None if a later query may read any token."""
         return None
@@ -56,17 +62,15 @@ class Pattern(ABC):
         """The rule of a call: `allowed`, and in a causal call no key after the query."""
         return (lambda i, j: self.allowed(i, j) & (j <= i)) if is_causal else self.allowed
 
-    def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
-        """What each tiling computes in a call on N tokens; with `last`, in a call on the last query alone, with all N
-        keys.
+    def computed_pairs(self, N: Size, *, is_causal: bool = False, last: bool = False) -> Size:
+        """The number of scores that the fast form computes in a call on N tokens; with `last`, in a call on the last
+        query alone, with all N keys.
 
-        This default builds the tilings and counts from their tables; a pattern with a closed form takes symbols too.
+        This default counts from the tables; a pattern with a closed form takes symbols too.
         """
-        if not isinstance(N, int):
-            raise TypeError(f"N: expected an integer, as {self} has no closed form of its work, got {N!r}")
-        return tuple(tiling.work for tiling in self.tilings(Section(N - 1 if last else 0, N, N, is_causal)))
+        checks.expect(isinstance(N, int), "N", f"an integer, as {self} has no closed form of its work", repr(N))
+        return sum(one.computed_pairs for one in self.block_masks(Section(N - 1 if last else 0, N, N, is_causal)))
 
-    @checked(shapes=False)
     def mask(
         self,
         stop: int,
@@ -83,80 +87,90 @@ class Pattern(ABC):
 
 
 @uncompiled
-@attention_form()
-def pattern_attention_reference(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    pattern: Pattern,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
+@attention_function()
+def pattern_attention_reference(call: Call, *, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
     """Softmax attention under the pattern's mask: all scores are computed, and most are thrown away.
 
     Keys are at positions 0, 1, ...; queries are, too, but start after the keys of the state. A query that may attend to
     nothing gets zeros. The state is (keys, values).
     """
-    scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
-    mask = pattern.mask(first + q.shape[-2], k.shape[-2], first=first, is_causal=is_causal, device=q.device)
-    mask = mask if attn_mask is None else mask & attn_mask
-    return masked_softmax(q @ k.mT * scale, ~mask, empty_rows=True) @ v
+    (N, M), past = (call.q.shape[-2], call.k.shape[-2]), call.past
+    mask = pattern.mask(past + N, M, first=past, is_causal=call.is_causal, device=call.q.device)
+    mask = mask if call.attn_mask is None else mask & call.attn_mask
+    return masked_softmax(call.q @ call.k.mT * call.factor, ~mask, empty_rows=True) @ call.v
 
 
 @uncompiled
-@attention_form()
-def pattern_attention(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    v: Float[Tensor, "*batch M V"],
-    *,
-    pattern: Pattern,
-    is_causal: bool = False,
-    attn_mask: Bool[Tensor, "..."] | None = None,
-    scale: float | None = None,
-    initial_state: State | None = None,
-    return_state: bool = False,
-) -> Float[Tensor, "*batch N V"] | tuple[Float[Tensor, "*batch N V"], State]:
-    """`pattern_attention_reference` by the pattern's tilings, in float32 at least; it cannot be differentiated twice.
+@attention_function()
+def pattern_attention(call: Call, *, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
+    """`pattern_attention_reference` by the pattern's block masks, in float32 at least; it cannot be differentiated
+    twice.
 
     The backward pass keeps q, k, v, the output, and one number a query.
     """
-    scale, first = 1 / sqrt(q.shape[-1]) if scale is None else scale, past_length(initial_state)
-    tilings = pattern.tilings(Section(first, first + q.shape[-2], k.shape[-2], is_causal, q.device))
-    mask = None if attn_mask is None else flat_mask(attn_mask, q.shape[:-2])
-    flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    o = tiled_attention(flat_q, flat_k, flat_v, tilings, scale=scale, start=first, attn_mask=mask)
-    return o.reshape(*q.shape[:-1], v.shape[-1])
-
-
-@checked
-def pattern_mechanism(name: str, pattern: Pattern, source: str) -> Mechanism:
-    """Softmax attention over the pairs of a pattern, as an entry of `MECHANISMS`."""
-    return Mechanism(
-        name=name,
-        family="sparse",
-        source=source,
-        reference=partial(pattern_attention_reference, pattern=pattern),
-        fast=partial(pattern_attention, pattern=pattern),
-        positional=True,
-        cost=partial(pattern_cost, pattern=pattern),
-    )
-
-
-def pattern_of(mechanism: Mechanism, **options: Any) -> Pattern | None:
-    """The pattern of a mechanism made by `pattern_mechanism`, with these options; None for other mechanisms."""
-    keywords = mechanism.fast.keywords if isinstance(mechanism.fast, partial) else {}
-    pattern = {**keywords, **options}.get("pattern")
-    return pattern if isinstance(pattern, Pattern) else None
+    q, past = call.q, call.past
+    block_masks = pattern.block_masks(Section(past, past + q.shape[-2], call.k.shape[-2], call.is_causal, q.device))
+    mask = None if call.attn_mask is None else flat_mask(call.attn_mask, q.shape[:-2])
+    flat_q, flat_k, flat_v = (x.reshape(-1, *x.shape[-2:]) for x in (q, call.k, call.v))
+    o = tiled_attention(flat_q, flat_k, flat_v, block_masks, scale=call.factor, start=past, attn_mask=mask)
+    return o.reshape(*q.shape[:-1], -1)
 
 
 @closed_form
 def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
-    """The cost of one self-attention call in closed form, for either form; takes symbols if `pattern.work` does."""
+    """The cost of one self-attention call in closed form, for either form; takes symbols if the pattern does."""
     if call.form == "reference":
-        return materialised_cost(call)
-    return tiled_cost(call, *(pattern.work(call.N, is_causal=call.causal, last=last) for last in (False, True)))
+        G, N, _, _ = call.sizes
+        return call.attending(G * N * N) + call.held_keys()
+    pairs, last = (pattern.computed_pairs(call.N, is_causal=call.causal, last=last) for last in (False, True))
+    return tiled_cost(call, pairs, last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternMechanism(Mechanism):
+    """Softmax attention over the pairs of `pattern(**options)`; the options are also those of the functions."""
+
+    pattern: Callable[..., Pattern]
+
+
+def pattern_mechanism(name: str, of: type[Pattern], source: str, **defaults: Any) -> PatternMechanism:
+    """The entry of `MECHANISMS` for a pattern's class, whose fields, with `defaults` in place of the class's, become
+    the options of its functions and of its cost."""
+
+    def pattern(**options: Any) -> Pattern:
+        return of(**defaults | options)
+
+    @closed_form
+    def cost(call: CostedCall, **options: Any) -> Cost:
+        return call.by(pattern_cost, pattern=pattern(**options))
+
+    reference, fast = (
+        _over(pattern, of, name, form, defaults) for form in (pattern_attention_reference, pattern_attention)
+    )
+    entry = {"name": name, "family": "sparse", "source": source, "positional": True}
+    return PatternMechanism(**entry, reference=reference, fast=fast, cost=cost, pattern=pattern)
+
+
+def _over(
+    pattern: Callable[..., Pattern], of: type[Pattern], name: str, form: Any, defaults: dict[str, Any]
+) -> AttentionFunction:
+    """The attention function NAME_attention of a pattern's class in one form of `pattern_attention`."""
+    own = [
+        p.replace(kind=Parameter.KEYWORD_ONLY, default=defaults.get(p.name, p.default))
+        for p in signature(of).parameters.values()
+    ]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Any:
+        options = {p.name: call.pop(p.name) for p in own if p.name in call}
+        return form(q, k, v, pattern=pattern(**options), **call)
+
+    shared = [p for p in signature(form).parameters.values() if p.name != "pattern"]
+    attend.__name__ = attend.__qualname__ = form.__name__.replace("pattern", name.replace("-", "_"))
+    attend.__module__, attend.__doc__ = of.__module__, f"`{form.__name__}` over `{of.__name__}`. {of.__doc__}"
+    attend.__signature__ = Signature([*shared, *own])  # type: ignore[attr-defined]
+    return attend
+
+
+def pattern_of(mechanism: Mechanism, **options: Any) -> Pattern | None:
+    """The pattern of a mechanism made by `pattern_mechanism`, with these options; None for other mechanisms."""
+    return mechanism.pattern(**options) if isinstance(mechanism, PatternMechanism) else None

@@ -6,20 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ortho._checks import checked
+from ortho import checks
+from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, Bound, Rule, Section, block_ranges
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import ABSENT, BLOCK, TILE, Bound, Rule, Section, Tiling, TokenBlocks, block_ranges
 from ortho.attention.sparse.window import Window, evenly
 
 CAUSAL_TILE = 32  # queries in a tile of a column: a column has few, and hides half of what its last tiles read
 
 
-@checked
 @dataclass(frozen=True)
-class Columns(Pattern):
+class Strided(Pattern):
     """The keys a multiple of `stride` positions away: a column, if the sequence fills rows of `stride` tokens."""
 
-    stride: int
+    stride: int = 64
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
@@ -27,35 +26,39 @@ class Columns(Pattern):
     def causal_pairs(self, n: int) -> int:
         return _multiples(n, self.stride, n)
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         return (_column(self, section, self.stride, 0),)
 
 
-@checked
 @dataclass(frozen=True)
-class Strided(Pattern):
-    """The `Window` and the `Columns` of the Sparse Transformer in one head.
+class LocalStrided(Pattern):
+    """The `Window` and the `Strided` of the Sparse Transformer in one head.
 
     `width` is the window's; by default it is the stride, as in the authors' code. The paper's sets, of the keys from
     i - stride to i, hold one key more.
     """
 
-    stride: int
+    stride: int = 64
     width: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width is not None:
+            checks.positive_int("width", self.width)
 
     @property
     def window(self) -> Window:
         return Window(self.stride if self.width is None else self.width)
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
-        return self.window.allowed(i, j) | Columns(self.stride).allowed(i, j)
+        return self.window.allowed(i, j) | Strided(self.stride).allowed(i, j)
 
     def causal_pairs(self, n: int) -> int:
         both = _multiples(n, self.stride, self.window.width)
-        return self.window.causal_pairs(n) + Columns(self.stride).causal_pairs(n) - both
+        return self.window.causal_pairs(n) + Strided(self.stride).causal_pairs(n) - both
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        return *self.window.tilings(section), _column(self, section, self.stride, self.window.width)
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
+        return *self.window.block_masks(section), _column(self, section, self.stride, self.window.width)
 
 
 def _multiples(n: int, stride: int, below: int) -> int:
@@ -64,8 +67,8 @@ def _multiples(n: int, stride: int, below: int) -> int:
     return (last + 1) * n - stride * last * (last + 1) // 2
 
 
-def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Tiling:
-    """The tiling of a pattern's pairs whose distance is a multiple of `stride` and at least `beyond`."""
+def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> BlockMask:
+    """The block mask of a pattern's pairs whose distance is a multiple of `stride` and at least `beyond`."""
     rows = min(-(-beyond // stride), section.keys)  # rows that lie nearer
     return residue_band(
         section,
@@ -77,8 +80,8 @@ def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> Til
     )
 
 
-def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> Tiling:
-    """The tiling in which each query reads keys at multiples of `step` from it, those from low(s) to high(s).
+def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: Rule, *, tile: int = TILE) -> BlockMask:
+    """The block mask in which each query reads keys at multiples of `step` from it, those from low(s) to high(s).
 
     Tokens with the same position modulo `step` form a class, and s is a token's number within its class. Which pairs
     count depends on i - j alone.
@@ -100,11 +103,12 @@ def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: 
     table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
     table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
     tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
-    return Tiling(TokenBlocks(tiles), TokenBlocks(blocks), table, section.rule(allowed), relative=True)
+    return BlockMask(tiles, blocks, table, section.rule(allowed), relative=True)
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"
 MECHANISMS = (
-    pattern_mechanism("columns", Columns(64), SOURCE),
-    pattern_mechanism("strided", Strided(64), SOURCE),
+    pattern_mechanism("strided", Strided, SOURCE),
+    pattern_mechanism("local-strided", LocalStrided, SOURCE),
 )
+strided_attention, local_strided_attention = (m.fast for m in MECHANISMS)

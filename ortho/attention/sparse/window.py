@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ortho._checks import checked
-from ortho._typing import Size
+from ortho import checks
+from ortho._typing import Size, Tensor
+from ortho.attention.sparse.block_mask import BLOCK, TILE, BlockMask, Section, band
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.tiling import BLOCK, TILE, Section, Tiling, Work, band, window_band, window_tile
 
 
-@checked
 @dataclass(frozen=True)
 class Window(Pattern):
     """The keys less than `width` positions away: `width` of them in a causal call, else 2 width - 1.
@@ -18,36 +15,45 @@ class Window(Pattern):
     A window of w keys on each side, besides the query's own, is `Window(w + 1)`.
     """
 
-    width: int
+    width: int = 256
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j).abs() < self.width
 
-    def remembered(self) -> tuple[int, int]:
+    def kv_window(self) -> tuple[int, int]:
         return 0, self.width
 
     def causal_pairs(self, n: int) -> int:
         w = min(self.width, n)
         return w * n - w * (w - 1) // 2
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
-        return (window_band(section, self.width),)
+    @property
+    def tile(self) -> int:
+        """The number of queries in a tile: fewer for a narrow window, whose queries share few keys."""
+        return TILE if self.width > TILE else TILE // 2
 
-    def work(self, N: Size, *, is_causal: bool = False, last: bool = False) -> tuple[Work, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
+        reach = min(self.width, max(section.stop, section.keys)) - 1
+
+        def near(i: Tensor, j: Tensor) -> Tensor:
+            return (i - j).abs() <= reach
+
+        return (band(section, lambda i: i - reach, lambda i: i + reach, near, tile=self.tile, relative=True),)
+
+    def computed_pairs(self, N: Size, *, is_causal: bool = False, last: bool = False) -> Size:
         """Takes symbols, too: N is then a multiple of `TILE`, and longer than the window reaches."""
         if isinstance(N, int):
-            return super().work(N, is_causal=is_causal, last=last)
+            return super().computed_pairs(N, is_causal=is_causal, last=last)
         if last:
-            return (Work(1, self.width, 1, 1),)
-        tile, reach = window_tile(self.width), -(-(self.width - 1) // BLOCK)  # in blocks
+            return self.width
+        tile, reach = self.tile, -(-(self.width - 1) // BLOCK)  # in blocks
         one_side = N / tile * reach - sum(range(reach, 0, -tile // BLOCK))  # fewer blocks before the first tiles
-        return (Work(N / tile, N / BLOCK + (one_side if is_causal else 2 * one_side), tile, BLOCK),)
+        return (N / BLOCK + (one_side if is_causal else 2 * one_side)) * tile * BLOCK
 
 
 WHOLE = 256  # the most queries in a tile whose pairs are all allowed
 
 
-@checked
 @dataclass(frozen=True)
 class BlockedWindow(Pattern):
     """The keys that share a block of `width` tokens with the query. A block begins every `hop` tokens.
@@ -55,12 +61,14 @@ class BlockedWindow(Pattern):
     By default blocks do not overlap: where one ends, the next begins.
     """
 
-    width: int
+    width: int = 256
     hop: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hop is not None and self.hop > self.width:
-            raise ValueError(f"hop: expected at most the width, {self.width}, or tokens are left out, got {self.hop}")
+        super().__post_init__()
+        if self.hop is not None:
+            hop, most = checks.positive_int("hop", self.hop), self.width
+            checks.expect(hop <= most, "hop", f"at most the width, {most}, or tokens are left out", hop)
 
     @property
     def _hop(self) -> int:
@@ -73,7 +81,7 @@ class BlockedWindow(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (j < self._end(i)) & (i < self._end(j))
 
-    def remembered(self) -> tuple[int, int]:
+    def kv_window(self) -> tuple[int, int]:
         return 0, self.width
 
     def causal_pairs(self, n: int) -> int:
@@ -82,7 +90,7 @@ class BlockedWindow(Pattern):
         rest = n - whole * hop  # tokens whose last block is cut off
         return whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
 
-    def tilings(self, section: Section) -> tuple[Tiling, ...]:
+    def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         def low(i: Tensor) -> Tensor:  # the start of the first block that holds i
             return ((i - self.width) // self._hop + 1) * self._hop
 
@@ -102,7 +110,8 @@ def tile_width(block: int, most: int = TILE) -> int:
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"
 MECHANISMS = (
-    pattern_mechanism("window", Window(256), SOURCE),
-    pattern_mechanism("blocked-window", BlockedWindow(256), "Qiu et al. 2019, arXiv:1911.02972"),
-    pattern_mechanism("overlapping-blocks", BlockedWindow(256, hop=128), SOURCE),
+    pattern_mechanism("window", Window, SOURCE),
+    pattern_mechanism("blocked-window", BlockedWindow, "Qiu et al. 2019, arXiv:1911.02972"),
+    pattern_mechanism("overlapping-blocks", BlockedWindow, SOURCE, hop=128),
 )
+window_attention, blocked_window_attention, overlapping_blocks_attention = (m.fast for m in MECHANISMS)

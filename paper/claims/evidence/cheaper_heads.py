@@ -94,10 +94,10 @@ def shared() -> tuple[int, float]:
     and gradients from those of a model in which each block has a copy)."""
     projection = FrozenProjection(NARROW, 2, generator=seeded(), dtype=torch.float64)
     kind: dict[str, Any] = {"max_length": 8, "generator": seeded(1), "dtype": torch.float64}
-    one = LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **kind)
-    other = copy.deepcopy(one)
-    for block in cast(Iterable[TransformerBlock], other.blocks):
-        block.attention.projection = copy.deepcopy(block.attention.projection)
+    other = LanguageModel(11, NARROW, 2, LAYERS, projection=projection, **kind)  # each block has a copy
+    one = copy.deepcopy(other)
+    for block in cast(Iterable[TransformerBlock], one.blocks):
+        block.attention.projection = projection
     tokens = torch.arange(8)[None]
     results = []
     for model in (one, other):

@@ -9,7 +9,6 @@ import sympy
 import torch
 from torch import Tensor
 
-from ortho.cost import Cost
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.claims.figures import Interval, Number, outward
 from paper.claims.outcomes import Told, Unit
@@ -38,11 +37,6 @@ def seeded(seed: int = 0) -> torch.Generator:
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers of this shape, float64."""
     return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
-
-
-def numbers(cost: Cost) -> sympy.Expr:
-    """How many numbers are kept from the forward to the backward pass."""
-    return sympy.expand(cost.saved_bytes / cost.itemsize)
 
 
 def relative_error(found: Any, exact: Any) -> float:

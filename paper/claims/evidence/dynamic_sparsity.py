@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.feature_maps import EluPlusOne, Taylor
-from ortho.attention.linear.linear_attention import FeatureMap
-from ortho.attention.selected.importance import importance_mask, key_norms, sampled_importance
-from ortho.attention.selected.routing import draw_centroids, nearest, routing_mask, update_centroids
-from ortho.attention.selected.sparse_linear import sparse_linear_cost, sparse_linear_weights
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.importance import importance_mask, key_norms, sampled_importance
+from ortho.attention.dynamic_sparse.routing import draw_centroids, nearest, routing_mask, update_centroids
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_cost, sparse_linear_weights
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
+from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
 from ortho.attention.sparse.window import Window
 from ortho.theory.estimates import SIGMAS
 from paper.claims.evidence.common import mean_interval, saves, seeded
@@ -42,7 +41,7 @@ Choice = Callable[[Tensor, Tensor], Tensor]
 
 
 def four_centroids() -> Tensor:
-    return draw_centroids(NARROW, count=4, generator=seeded(0))
+    return draw_centroids(NARROW, clusters=4, generator=seeded(0))
 
 
 def by_clusters(q: Tensor, k: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ def by_clusters(q: Tensor, k: Tensor) -> Tensor:
 def by_sample(q: Tensor, k: Tensor) -> Tensor:
     """`KEPT` keys drawn by their lengths, with the same random numbers for any keys (N, N)."""
     drawn = sampled_importance(k, generator=seeded(1))
-    return importance_mask(q, k, count=KEPT, importance=drawn, is_causal=True)
+    return importance_mask(q, k, num_keys=KEPT, importance=drawn, is_causal=True)
 
 
 BY_CONTENT: dict[str, Choice] = {"clusters": by_clusters, "sample by importance": by_sample}
@@ -183,7 +182,7 @@ WINDOW = 32  # keys of a query
 @cache
 def centroids(kind: str) -> Tensor:
     """Centroids moved towards the queries and keys of other sequences of the kind."""
-    mu, (q, k, _) = draw_centroids(WIDTH, count=TOPICS, generator=seeded(2)), drawn(kind, seed=3)
+    mu, (q, k, _) = draw_centroids(WIDTH, clusters=TOPICS, generator=seeded(2)), drawn(kind, seed=3)
     for _ in range(20):
         mu = update_centroids(mu, q, k, decay=0.5)
     return mu
@@ -194,7 +193,7 @@ def choosing(mask: Callable[..., Tensor], **sizes: Any) -> Callable[[str], Tenso
     return lambda kind: mask(*drawn(kind)[:2], **sizes)
 
 
-by_top_k = choosing(top_k_mask, count=WINDOW, is_causal=True)
+by_top_k = choosing(top_k_mask, num_keys=WINDOW, is_causal=True)
 
 
 def by_cluster(kind: str) -> Tensor:
@@ -204,7 +203,7 @@ def by_cluster(kind: str) -> Tensor:
 # Sizes are such that none keeps more pairs than the window.
 CHOICES: dict[str, Callable[[str], Tensor]] = {
     "top-k": by_top_k,
-    "importance": choosing(importance_mask, count=WINDOW, is_causal=True),
+    "importance": choosing(importance_mask, num_keys=WINDOW, is_causal=True),
     "clusters": by_cluster,
 }
 SIZES = {
@@ -285,7 +284,7 @@ def both(kind: str, feature_map: FeatureMap) -> Tensor:
     of their products."""
     q, k, v = drawn(kind)
     b = q.new_zeros(q.shape[:-1]) if isinstance(feature_map, Taylor) else None
-    return sparse_linear_weights(q, k, window=WINDOW, log_far=b, feature_map=feature_map, is_causal=True) @ v
+    return sparse_linear_weights(q, k, window=WINDOW, log_linear_weight=b, feature_map=feature_map, is_causal=True) @ v
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.recurrent.delta_product import delta_product, delta_product_reference
-from ortho.attention.recurrent.ttt import BATCH
+from ortho.attention.recurrent.ttt import MINI_BATCH
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared, TokenLoss
 from ortho.attention.recurrent.vector_gated import vector_gated_delta
 from ortho.attention.scores import unit
@@ -298,7 +298,7 @@ def saved(loss: TokenLoss, share: float, size: float) -> Interval:
 def retrieval(loss: TokenLoss, eta: float, passes: int, data: int, order: int) -> torch.Tensor:
     """The share of pairs that is found again, draw by draw, in per cent."""
     k, v = robustness.pairs(COUNT, PAIR_WIDTH, generator=seeded(data))
-    found = robustness.retrieved(loss, eta, k, v, batch=BATCH, passes=passes, generator=seeded(order))
+    found = robustness.retrieved(loss, eta, k, v, mini_batch_size=MINI_BATCH, passes=passes, generator=seeded(order))
     return 100 * found
 
 

@@ -10,19 +10,20 @@ import torch
 from ortho.attention.cache import new_cache
 from ortho.attention.softmax.flash import ROWS, flash_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.cost import block, layer
+from ortho.cost import block, layer, of
 from ortho.cost.attention import decoded
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import Allocations, count_step
-from ortho.cost.models import RecomputedCost, mixture_of_experts, recomputed
+from ortho.cost.counting import Allocations
+from ortho.cost.models import mixture_of_experts, recomputed
 from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
-from paper.claims.evidence.common import EXACT, IN_N, normal, numbers, relative_error, seeded
+from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, mended, region, untestable
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row
+from paper.memory import formula, layer_bytes
 
 FLASH, SERVING, RECOMPUTATION, MIXTURES = "19-flash-attention", "20-serving", "21-recomputation", "22-experts"
 
@@ -90,7 +91,7 @@ def orders() -> Finding:
     shares |= {f"seconds at {setting}": time for time, setting in times[:1] + times[-1:]}
     parts = {
         "time": growth("N^2*d + N*d^2", sympy.expand(fused.forward)),
-        "space": growth("N*d", numbers(fused)),
+        "space": growth("N*d", formula() / 4),
         "its constant, of the materialised form's": region((0, MARKED), shares),
     }
     return all_of(parts).noting(
@@ -187,32 +188,36 @@ COMPUTE, MEMORY = (20, 30), (50, 70)  # per cent, as claimed
 WAYS = {"each block": 12, "segments of 2 blocks": 6, "of 3": 4, "of 4": 3, "of 6": 2, "all in one": 1}
 
 
-def found(segments: int, form: str = "fast") -> RecomputedCost:
-    return recomputed(**GPT2, segments=segments, form=form)
-
-
-def more(segments: int, form: str = "fast") -> int:
+def more(segments: int, form: str = "fast") -> float:
     """The FLOPs that recomputation adds, in per cent of a step without it."""
-    again, whole = found(segments, form).again, found(0, form).step
-    return round(100 * again / whole)
+    ours, whole = (recomputed(**GPT2, segments=n, form=form).step for n in (segments, 0))
+    return 100 * (ours - whole) / whole
+
+
+def peak(segments: int, form: str = "fast") -> int:
+    """Bytes of activations at the peak, when one segment's have been computed again: the inputs of the other segments,
+    and what the blocks of the longest keep. With 0 segments all blocks keep theirs."""
+    N_, d_, L = GPT2["N"], GPT2["d"], GPT2["L"]
+    one, own = layer_bytes(N_, d_, GPT2["H"], scope="block", form=form), 4 * N_ * d_
+    return (segments - 1) * own + -(-L // segments) * one if segments else L * one
 
 
 def less(segments: int, form: str = "fast") -> int:
     """Per cent of the activations at the peak that recomputation saves."""
-    return round(100 - 100 * found(segments, form).peak_bytes / found(0, form).peak_bytes)
+    return round(100 - 100 * peak(segments, form) / peak(0, form))
 
 
 @evidence("S1.3.2a", chapter=RECOMPUTATION)
 def compute_and_memory() -> Finding:
     parts = {
-        "compute, %": region(COMPUTE, {way: more(segments) for way, segments in WAYS.items()}),
+        "compute, %": region(COMPUTE, {way: round(more(segments)) for way, segments in WAYS.items()}),
         "less memory for activations, %": region(MEMORY, {way: less(segments) for way, segments in WAYS.items()}),
     }
     fused, materialised = (
-        [way for way, n in WAYS.items() if _within(more(n, form), COMPUTE) and _within(less(n, form), MEMORY)]
+        [way for way, n in WAYS.items() if _within(round(more(n, form)), COMPUTE) and _within(less(n, form), MEMORY)]
         for form in ("fast", "reference")
     )
-    exact = {way: 100 * found(WAYS[way]).again / found(0).step for way in fused}
+    exact = {way: more(WAYS[way]) for way in fused}
     meeting = ", ".join(f"segments {way} ({again:.3f} % more compute)" for way, again in exact.items()) or "none"
     one = block(*(GPT2[size] for size in ("B", "N", "d", "H")))
     return all_of(parts).noting(
@@ -267,7 +272,7 @@ def routing() -> Finding:
     found = fast.route(tokens)
     router = 2 * ROUTED * EXPERT_WIDTH * EXPERTS
     one = 4 * ROUTED * EXPERT_WIDTH * 4 * EXPERT_WIDTH  # an expert, all tokens
-    flops = count_step(fast, tokens.requires_grad_()).forward
+    flops = of(fast, tokens.requires_grad_()).forward
     parts = {
         "experts a token": counted({"": PICKED}, {"": found.experts.shape[-1]}),
         "networks computed, in passes of all tokens": counted({"": PICKED}, {"": (flops - router) // one}),

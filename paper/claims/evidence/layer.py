@@ -4,16 +4,19 @@ All orders are judged by a layer with H heads, whether the source names them or 
 corrected.
 """
 
+from functools import cache
 from math import inf
 
 import sympy
 import torch
 
 from ortho.attention import MECHANISMS
-from ortho.cost import Cost, block, feed_forward, layer
+from ortho.cost import block, feed_forward, layer
 from ortho.cost.big_o import H, N, d
+from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
-from paper.claims.evidence.common import numbers, orders
+from paper import elementwise, memory
+from paper.claims.evidence.common import orders
 from paper.claims.evidence.printed_models import SCENARIOS
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
@@ -24,8 +27,22 @@ CHAPTER, WHOLE = "01-the-standard-layer", "23-whole-transformer"
 
 STANDARD = layer(1, N, d, H, form="reference")
 CORE = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
-KEPT = STANDARD.saved_bytes / STANDARD.itemsize  # numbers, for the backward pass
-TIME = STANDARD.forward + STANDARD.elementwise_forward
+
+
+@cache
+def kept(form: str = "reference") -> sympy.Expr:
+    """Numbers that a layer keeps for the backward pass."""
+    return memory.formula(form=form) / 4
+
+
+@cache
+def softmax() -> sympy.Expr:
+    """Scalar operations of a layer outside its products: the scale and the softmax."""
+    return elementwise.formulas(lambda _, d, H, __: MultiheadAttention(d, H, form="reference"), H * N**2, N * d)[0]
+
+
+def time() -> sympy.Expr:
+    return STANDARD.forward + softmax()
 
 
 def product(*widths: sympy.Expr | int) -> sympy.Expr:
@@ -53,20 +70,23 @@ evidence_table(
         "S0.1.1a": lambda: growth("N*d^2", 3 * (STANDARD.forward - CORE.forward) / 4),
         "S0.1.1b": lambda: {
             "$QK^T$": growth("N^2*d", product(d / H, 0)),
-            "softmax": growth("N^2", CORE.elementwise_forward),
+            "softmax": growth("N^2", softmax()),
             "times $V$": growth("N^2*d", product(0, d / H)),
         },
-        "S0.1.1c": lambda: {"total": growth("N^2*d + N*d^2", TIME), "$N \\gg d$": growth("N^2*d", TIME, held=("d",))},
+        "S0.1.1c": lambda: {
+            "total": growth("N^2*d + N*d^2", time()),
+            "$N \\gg d$": growth("N^2*d", time(), held=("d",)),
+        },
         "S0.1.2a": lambda: all_of(
-            {"total": growth("N^2 + N*d", KEPT), "$N \\gg d$": growth("N^2", KEPT, held=("d",))}
-        ).noting(f"A fused kernel keeps {show(numbers(layer(1, N, d, H, form='fast')))} numbers and no score matrix"),
+            {"total": growth("N^2 + N*d", kept()), "$N \\gg d$": growth("N^2", kept(), held=("d",))}
+        ).noting(f"A fused kernel keeps {show(kept('fast'))} numbers and no score matrix"),
         "S0.1.2b": lambda: {
             "one head's matrix": printed(
                 {f"$N = {length}$": text for length, text in MEGABYTES.items()},
                 {f"$N = {length}$": megabytes(length) for length in MEGABYTES},
                 unit=" MB",
             ),
-            "a layer's, in bytes of FP16": growth("N^2", 2 * quadratic(KEPT)),
+            "a layer's, in bytes of FP16": growth("N^2", 2 * quadratic(kept())),
         },
         "S0.1.3a": lambda: counted(
             {"layer": "4*d^2", "$d = 768$": 2_359_296, "$d = 1024$": 4_194_304},
@@ -85,8 +105,14 @@ HEAD = 64  # width of the models' heads
 SHORT, LONG = 64, 65536  # tokens, d = 768
 
 
-def work(cost: Cost) -> sympy.Expr:
-    return cost.forward + cost.elementwise_forward
+@cache
+def network() -> tuple[sympy.Expr, sympy.Expr]:
+    """(operations forward, numbers kept) of a feed-forward network."""
+
+    def build(_: int, width: int, *__: int) -> FeedForward:
+        return FeedForward(width)
+
+    return NETWORK.forward + elementwise.formulas(build, N * d)[0], memory.kept(build, N * d)
 
 
 def quadratic(cost: sympy.Expr) -> sympy.Expr:
@@ -105,7 +131,7 @@ def steps() -> dict[str, tuple[str, sympy.Expr]]:
     return {
         "projection": ("N*d^2", STANDARD.forward - CORE.forward),
         "similarity": ("N^2*d", product(d / H, 0)),
-        "softmax": ("N^2", CORE.elementwise_forward),
+        "softmax": ("N^2", softmax()),
         "aggregation": ("N^2*d", product(0, d / H)),
     }
 
@@ -116,9 +142,9 @@ def attention_space() -> Finding:
         "parameters": counted({"": 4 * d**2}, {"": STANDARD.trained}),
         **orders(
             {
-                "activations": ("N*d", KEPT - quadratic(KEPT)),
-                "scores": ("N^2", quadratic(KEPT)),
-                "total": ("N^2 + d^2", KEPT + STANDARD.trained),
+                "activations": ("N*d", kept() - quadratic(kept())),
+                "scores": ("N^2", quadratic(kept())),
+                "total": ("N^2 + d^2", kept() + STANDARD.trained),
             }
         ),
     }
@@ -128,7 +154,7 @@ def attention_space() -> Finding:
 @evidence("S1.1.1c", chapter=WHOLE)
 def bottleneck() -> Finding:
     lengths = {"the source's example": EXAMPLE} | {n: (at.length, at.width) for n, at in SCENARIOS.items()}
-    space = numbers(STANDARD) + STANDARD.trained
+    space = kept() + STANDARD.trained
     parts = {
         "$N / d$, far larger than 1": region((2, inf), {n: round(N_ / d_, 2) for n, (N_, d_) in lengths.items()}),
         "the scores' share of a block's FLOPs, %": region(
@@ -179,10 +205,10 @@ def space_of_steps() -> dict[str, sympy.Expr]:
 
 @evidence("S2.3.1a", chapter=WHOLE)
 def step_by_step() -> Finding:
-    time = {**steps(), "total": ("N^2*d", TIME)}
+    work = {**steps(), "total": ("N^2*d", time())}
     said = {"projection": "N*d", "similarity": "N^2", "softmax": "N^2", "aggregation": "N*d"}
-    space = {step: (said[step], ours) for step, ours in space_of_steps().items()} | {"total": ("N^2", KEPT)}
-    rows = {f"{step}, {name}": side[step] for step in time for name, side in (("time", time), ("space", space))}
+    space = {step: (said[step], ours) for step, ours in space_of_steps().items()} | {"total": ("N^2", kept())}
+    rows = {f"{step}, {name}": side[step] for step in work for name, side in (("time", work), ("space", space))}
     return all_of(orders(rows)).noting("The totals hold where $N$ grows at least in proportion to $d$")
 
 
@@ -192,7 +218,7 @@ evidence_table(
         "S1.1.1a": lambda: orders(
             {
                 **dict(zip(("projections", "$Q K^T$", "softmax", "$A V$"), steps().values(), strict=True)),
-                "total": ("N^2*d + N*d^2", TIME),
+                "total": ("N^2*d + N*d^2", time()),
             }
         ),
         "S1.1.2a": lambda: {
@@ -200,17 +226,17 @@ evidence_table(
             "parameters": counted({"": 8 * d**2}, {"": NETWORK.trained}),
             **orders(
                 {
-                    "activations": ("N*d", numbers(NETWORK)),
-                    "total": ("N*d + d^2", numbers(NETWORK) + NETWORK.trained),
+                    "activations": ("N*d", network()[1]),
+                    "total": ("N*d + d^2", network()[1] + NETWORK.trained),
                 }
             ),
         },
         "S1.1.3a": lambda: orders(
             {
-                "time": ("L*N^2*d + L*N*d^2", L * (TIME + work(NETWORK))),
+                "time": ("L*N^2*d + L*N*d^2", L * (time() + network()[0])),
                 "space": (
                     "L*N^2 + L*d^2 + L*N*d",
-                    L * (KEPT + STANDARD.trained + numbers(NETWORK) + NETWORK.trained),
+                    L * (kept() + STANDARD.trained + network()[1] + NETWORK.trained),
                 ),
             }
         ),

@@ -5,6 +5,7 @@ S1, section 2.2; S2, sections 2.1 and 3.2; S3, sections 1 and 2; S4, on linear a
 
 import re
 from collections.abc import Callable
+from functools import cache
 from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,13 @@ from torch import Tensor
 import paper
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.efficient import efficient_attention
-from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
-from ortho.attention.linear.linear_attention import FeatureMap, kernel_weights, linear_attention_reference
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention_reference
 from ortho.cost import layer
 from ortho.cost.big_o import H, N, d, m
 from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
-from paper import experiments
+from paper import experiments, memory
 from paper.claims.evidence import hardware, lookup
 from paper.claims.evidence.combinations import KERNELS
 from paper.claims.evidence.common import (
@@ -37,6 +38,7 @@ from paper.claims.evidence.common import (
     seeded,
     without_records,
 )
+from paper.claims.evidence.layer import softmax
 from paper.claims.figures import show
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, improves, mended, region, untestable
@@ -53,6 +55,15 @@ SOFTMAX = MECHANISMS["softmax"].cost(1, N, 1, d, d, form="reference")
 SOFTMAX_OF_HEADS = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
 LINEAR_OF_HEADS = MECHANISMS["linear"].cost(1, N, H, d / H, d / H)
 PRODUCTS = associativity.flops(N, d, N, d)  # of (Q K^T) V and of Q (K^T V)
+
+
+@cache
+def kept(width: sympy.Expr = d) -> sympy.Expr:
+    """Numbers that a head of linear attention of this width keeps for the backward pass, with its output."""
+    found = memory.kept_by_call(lambda q, k, v, _: MECHANISMS["linear"].fast(q, k, v), N * d, N, d**2, d)
+    return sympy.expand(found.subs(d, width))
+
+
 NARROW = 64  # d, where lengths are compared with it
 
 # ----------------------------------------------------------------------------------------------- the reordered products
@@ -133,7 +144,7 @@ def reordered() -> Finding:
     return all_of(parts).noting(
         f"Heads are $d / H$ wide. With one head as wide as the layer the right order takes {show(HEAD.forward)} FLOPs "
         f"and stores {show(sympy.expand(HEAD.state_bytes / 4))} numbers. For a backward pass more is kept, "
-        f"{show(sympy.expand(HEAD.saved_bytes / 4))} numbers"
+        f"{show(kept())} numbers"
     )
 
 
@@ -211,7 +222,7 @@ def standard_steps() -> Parts:
     return orders(
         {
             "$Q K^\\top$": ("N^2*d", product_flops(N, d, N)),
-            "softmax": ("N^2", SOFTMAX_OF_HEADS.elementwise_forward),
+            "softmax": ("N^2", softmax()),
             "$A' V$": ("N^2*d", product_flops(N, N, d)),
             "both products": ("N^2*d", SOFTMAX.forward),
             "in $N$": ("N^2", SOFTMAX.forward, "d"),
@@ -503,7 +514,7 @@ def printed_formula() -> Finding:
             at=f"normal tokens, with the sum over {nearest}",
         ),
         "time": growth("N*d^2", sympy.expand(core.forward)),
-        "space": growth("N*d", sympy.expand(core.saved_bytes / 4), settings=IN_N),
+        "space": growth("N*d", sympy.expand(kept(d / H) * H), settings=IN_N),
     }
     return all_of(parts).noting(
         f"As printed, values of 1 become outputs from {low:.1f} to {high:.1f}; the other readings are further off"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortho._checks import unchecked_values
 from ortho.attention import MECHANISMS
 from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence.common import seeded
@@ -152,9 +151,8 @@ def least_error(layer: MultiheadAttention, data: Sequences) -> float:
     """
     x, target = data
     seen = x[..., x.flatten(0, 1).any(0)]  # (n, p, r), without the axes that no token uses
-    with unchecked_values():  # a number that is not finite would show in the error
-        q, k = layer.projection(x)
-        mixed = MECHANISMS["softmax"].reference(q, k, seen[:, None].expand(-1, q.shape[1], -1, -1))  # (n, H, p, rank)
+    q, k = layer.projection(x)
+    mixed = MECHANISMS["softmax"].reference(q, k, seen[:, None].expand(-1, q.shape[1], -1, -1))  # (n, H, p, rank)
     features = mixed.transpose(1, 2).flatten(2).flatten(0, 1)
     wanted = target.flatten(0, 1)
     inverse = torch.linalg.pinv(features.T @ features, rtol=1e-12, hermitian=True)

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import Any, NamedTuple
 
+import torch
+
 from ortho.cost.configurations import CONFIGURATIONS
 from paper import experiments
 from paper.claims import figures
@@ -22,12 +24,13 @@ from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outper
 from paper.claims.rules import all_of, improves, region, untestable
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments import Record
-from paper.experiments.engine.records import judged_device, of_judged_devices
+from paper.experiments.devices import judged_device, of_judged_devices
 from paper.experiments.learning import analysis, language, translating, translation_budgets
 from paper.experiments.learning.analysis import Judged, Measures, Runs
 from paper.experiments.learning.language import BITS
 from paper.experiments.resampling import Difference
 from paper.experiments.statistics import Decision
+from paper.memory import model_bytes
 
 CHAPTER = "30-low-resource"
 
@@ -44,9 +47,9 @@ def one_sequence(name: str, precision: str) -> int:
 
     They are the same with frozen matrices. What does not depend on the batch is left out.
     """
-    at, size = CONFIGURATIONS[SCENARIOS[name].published], PRECISIONS[precision].weight
-    one, two = (at.cost(B, itemsize=size).saved_bytes for B in (1, 2))
-    return int(two - one)
+    dtype = torch.float32 if PRECISIONS[precision].weight == 4 else torch.float16
+    one, two = (model_bytes(SCENARIOS[name].published, B, dtype=dtype) for B in (1, 2))
+    return two - one
 
 
 def freed(name: str, precision: str) -> int:

@@ -12,9 +12,8 @@ from typing import Any
 import sympy
 import torch
 
-from ortho.cost import layer
+from ortho.cost import layer, of
 from ortho.cost.big_o import H, N, d
-from ortho.cost.counting import count_step
 from ortho.layers.multihead import MultiheadAttention
 from paper import experiments
 from paper.claims.evidence.frozen_layer import train_once
@@ -148,7 +147,7 @@ def long_limits() -> dict[str, float]:
 def parts_of_a_step() -> Finding:
     standard, frozen = (train_once(projection) for projection in ("learned", "frozen"))
     made = (MultiheadAttention(64, 4, projection=one, form="reference") for one in ("learned", "frozen"))
-    flops = [count_step(module, torch.zeros(1, 48, 64, requires_grad=True)).forward for module in made]
+    flops = [of(module, torch.zeros(1, 48, 64, requires_grad=True)).forward for module in made]
     ours = main_setting(experiments.load("training-step"), "layer")
 
     def measured(phase: str, records: Iterable[Record]) -> list[float]:

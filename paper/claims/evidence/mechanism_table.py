@@ -1,12 +1,14 @@
 """S2, section 4.4: its table of five mechanisms, what each computes with, costs, and can express."""
 
 import re
+from functools import partial
 
 import sympy
+import torch
 
 from ortho.attention import MECHANISMS
+from ortho.attention.positional.positional_attention import SEVEN, positional_attention
 from ortho.cost import Cost, layer
-from ortho.cost.attention import positional_attention
 from ortho.cost.big_o import H, N, d, m
 from ortho.cost.layers import hybrid
 from paper.claims.evidence import lookup
@@ -18,6 +20,8 @@ from paper.claims.ledger import catalogue, evidence
 from paper.claims.outcomes import loses_nothing
 from paper.claims.rules import all_of, contradiction, growth, holds, improves, region
 from paper.claims.verdicts import Finding
+from paper.elementwise import elementwise
+from paper.memory import fitted
 
 DRAWS = 4  # of frozen matrices
 
@@ -82,6 +86,15 @@ def one_of_eight() -> Cost:
     return hybrid(1, N, d, 8, heads={"learned": 1, "positional": 7})
 
 
+def seven_heads() -> sympy.Expr:
+    """Scalar operations of the seven positional heads of width d / 8."""
+
+    def count(n: int, width: int, *_: int) -> int:
+        return elementwise(partial(positional_attention, patterns=SEVEN), torch.zeros(1, 7, n, width))[0].total()
+
+    return sympy.expand(fitted(count, N * d, N, d, sympy.Integer(1)).subs(d, d / 8))
+
+
 @evidence("S2.4.4a", chapter=CHAPTER)
 def mechanisms() -> Finding:
     core = {
@@ -109,7 +122,7 @@ def mechanisms() -> Finding:
     }
     return all_of(parts).noting(
         "In the package ORA's values are trained. Costs are those of attention, without the projections. The fixed "
-        f"heads alone take no $N^2 d$, but {show(sympy.expand(positional_attention(1, N, d / 8).elementwise_forward))} "
+        f"heads alone take no $N^2 d$, but {show(seven_heads())} "
         "operations together; it is the learned head beside them that does. A single linear head misses "
         f"{100 * lookup.low_rank_error(lookup.ENTRIES, lookup.D_MODEL // lookup.HEADS):.0f} % of the lookup. What ORA "
         "does with little data, untested in the source, is S2.5.2a here"

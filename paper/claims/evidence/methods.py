@@ -1,7 +1,7 @@
 r"""S0, sections 3.1, 3.2 and 5.2b: the methods compared, by what they cost and by what they can do."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from math import sqrt
 from typing import Any
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from ortho.attention import MECHANISMS, softmax_attention_reference
 from ortho.attention.linear.favor import FEATURES, PositiveFeatures, orthogonal_features
 from ortho.attention.linear.linear_attention import linear_attention
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.synthesizer import Random, SynthesizerAttention
-from paper import experiments
+from paper import experiments, memory
 from paper.claims.evidence import lookup
 from paper.claims.evidence.common import (
     EXACT,
     IN_N,
     SOME,
     normal,
-    numbers,
     relative_error,
     seeded,
     without_records,
@@ -68,9 +68,11 @@ SOURCE = {
 }
 
 
+@cache
 def kept(name: str) -> Any:
     """How many numbers a row's layer keeps from the forward to the backward pass."""
-    return numbers(COSTS[name])
+    terms = {"favor": (N * d, H * N, H * N * m, m * d, m * H, m * d / H), "linear": (N * d, H * N, d**2 / H, d)}
+    return memory.kept(partial(build, name), *terms.get(name, ()))
 
 
 def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int = FEATURES) -> int:
@@ -82,11 +84,14 @@ def evaluate(formula: Any, length: int, d_model: int, heads: int, features: int 
     return int(value)
 
 
-def build(name: str, N: int, d_model: int, num_heads: int) -> nn.Module:
-    """The layer of a row, to be run on N tokens; the Performer with its default number of features."""
+def build(name: str, N: int, d_model: int, num_heads: int, features: int = FEATURES) -> nn.Module:
+    """The layer of a row, to be run on N tokens; the Performer with this number of features."""
     if name == "synthesizer":
         return SynthesizerAttention(d_model, num_heads, N)
-    if name in ("linear", "favor"):
+    if name == "favor":
+        attend = RandomFeatureAttention(d_model // num_heads, features)
+        return MultiheadAttention(d_model, num_heads, attention=attend)
+    if name == "linear":
         return MultiheadAttention(d_model, num_heads, attention=name)
     return MultiheadAttention(d_model, num_heads, projection=name, form="reference")
 
@@ -134,7 +139,7 @@ evidence_table(
         ),
         "S0.3.1c": _performer,
         "S0.3.1d": lambda: _row("linear", space=growth(SOURCE["linear"][1], kept("linear"), settings=IN_N)).noting(
-            f"The standard layer with a fused kernel keeps {show(numbers(layer(1, N, d, H)))}"
+            f"The standard layer with a fused kernel keeps {show(memory.formula() / 4)}"
         ),
         "S0.3.1e": lambda: _row("frozen", backward=linear_backward()),
     },

@@ -9,13 +9,13 @@ import sympy
 import torch
 from torch import Tensor
 
-from ortho.attention.untrained.positional_attention import SEVEN, positional_attention
+from ortho.attention.positional.positional_attention import SEVEN, positional_attention
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 from paper import experiments
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, region, untestable
 from paper.claims.verdicts import Finding
-from paper.experiments.engine.records import of_judged_devices
+from paper.experiments.devices import of_judged_devices
 from paper.experiments.learning import positional_heads, pruning, translation_budgets
 
 CHAPTER = "17-positional-patterns"

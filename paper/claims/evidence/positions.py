@@ -1,7 +1,7 @@
 r"""S3, section 3, improvement 3: a delta rule beside the attention that makes a bias for its scores.
 
 The source's module is given "some form of position id embedding", and its bias is to be dynamic, unlike ALiBi's. The
-source does not say how a state becomes a bias for a pair; `ortho.attention.positions.position_delta` is one answer.
+source does not say how a state becomes a bias for a pair; `ortho.attention.position_bias.position_delta` is one answer.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho.attention.positions.alibi import alibi_attention_reference, slopes
-from ortho.attention.positions.path_attention import Reflections, path_attention_reference, reflected_scores
-from ortho.attention.positions.position_delta import position_delta_attention_reference
+from ortho.attention.position_bias.alibi import alibi_attention_reference, slopes
+from ortho.attention.position_bias.path_attention import Reflections, path_attention_reference, reflected_scores
+from ortho.attention.position_bias.position_delta import position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.scores import unit
 from paper.claims.evidence.common import normal, relative_error

@@ -1,6 +1,5 @@
 """S0, sections 4.2 to 4.4 and 5.3: the memory of a training step, the cost of inference, and three models."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -9,11 +8,10 @@ from typing import Any
 import torch
 
 from ortho.attention import FORMS
-from ortho.cost import Cost, block, layer
+from ortho.cost import Cost, block, layer, of
 from ortho.cost.big_o import H, N, d
 from ortho.cost.configurations import CONFIGURATIONS
-from ortho.cost.counting import count_forward, count_step
-from ortho.cost.models import step_memory
+from ortho.cost.counting import flops_of
 from ortho.layers.multihead import MultiheadAttention
 from paper.claims.evidence.common import SOME
 from paper.claims.evidence.frozen_layer import linear_backward
@@ -22,6 +20,8 @@ from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, bound, contradiction, counted, growth, printed, region
 from paper.claims.verdicts import Finding, Parts
+from paper.elementwise import elementwise
+from paper.memory import formula, step_memory
 
 SIDES = {"standard": "learned", "ORA": "frozen"}
 
@@ -50,7 +50,7 @@ def memory(
     *,
     length: int = 0,
     precision: str = "FP16",
-    of: Callable[..., Cost] = layer,
+    scope: str = "layer",
     form: str = "fast",
 ) -> dict[str, int]:
     """Bytes of a layer's (or block's) parameters, gradients, optimiser state, and activations of one sequence.
@@ -61,12 +61,15 @@ def memory(
     size = PRECISIONS[precision]
     # The sources materialise weights in the precision of the rest; the definition keeps float32, 4 bytes a number.
     itemsize = 4 if form == "reference" else size.weight
-    cost = of(1, max(length, 1), width, width // HEAD_WIDTH, projection=projection, form=form, itemsize=itemsize)
+    dtype = torch.float32 if itemsize == 4 else torch.float16
+    cost = {"layer": layer, "block": block}[scope](1, 1, width, width // HEAD_WIDTH, projection=projection)
+    kept = formula(scope=scope, projection=projection, form=form, dtype=dtype)
+    saved = kept.subs({N: length, d: width, H: width // HEAD_WIDTH}) * size.weight // itemsize
     return {
         "parameters": size.weight * (cost.trained + cost.frozen),
         "gradients": size.gradient * cost.trained,
         "optimiser": size.optimiser * cost.trained,
-        "activations": cost.saved_bytes * size.weight // itemsize if length else 0,
+        "activations": int(saved),
     }
 
 
@@ -115,7 +118,7 @@ def megabytes(width: int) -> dict[str, tuple[float, float]]:
 def components() -> Finding:
     cells = {f"{name}, {side}": (name, i) for name in COMPONENTS for i, side in enumerate(SIDES)}
     ours = megabytes(768)
-    in_block, mixed = saved_share(768, of=block), saved_share(768, precision="mixed")
+    in_block, mixed = saved_share(768, scope="block"), saved_share(768, precision="mixed")
     parts = {
         "bytes": printed(
             {label: COMPONENTS[name][i] for label, (name, i) in cells.items()},
@@ -150,11 +153,11 @@ def activations() -> Finding | Parts:
     x = torch.zeros(1, 48, 64, requires_grad=True)
 
     def kept(side: str) -> dict[str, Any]:
-        return {name: layer(1, N, d, H, projection=side, form=form).saved_bytes for name, form in forms.items()}
+        return {name: formula(projection=side, form=form) for name, form in forms.items()}
 
     def ran(side: str) -> dict[str, Any]:
         made = {name: MultiheadAttention(64, 4, projection=side, form=form) for name, form in forms.items()}
-        return {name: count_step(module, x).saved_bytes for name, module in made.items()}
+        return {name: of(module, x).saved_bytes for name, module in made.items()}
 
     return {
         "bytes, ORA as standard": counted(kept("learned"), kept("frozen")),
@@ -177,14 +180,13 @@ def models() -> Finding:
 def inference(side: str) -> dict[str, Any]:
     """What a forward pass and a decoded token of a layer cost, declared and counted."""
     cost = layer(1, N, d, H, projection=side)
-    flops, elementwise = count_forward(MultiheadAttention(64, 4, projection=side), torch.zeros(1, 48, 64))
+    module, x = MultiheadAttention(64, 4, projection=side), torch.zeros(1, 48, 64)
     return {
         "forward": cost.forward,
-        "element-wise": cost.elementwise_forward,
         "a decoded token": cost.decode,
         "state, in bytes": cost.state_bytes,
-        "FLOPs run at $N = 48$, $d = 64$": flops,
-        "element-wise run there": elementwise,
+        "FLOPs run at $N = 48$, $d = 64$": flops_of(module, x),
+        "element-wise run there": elementwise(module, x)[0].total(),
     }
 
 
@@ -231,7 +233,7 @@ def saved_megabytes(name: str) -> float:
     """
     at = CONFIGURATIONS[SCENARIOS[name].published]
     costs = (at.cost(1, projection=projection, itemsize=2) for projection in SIDES.values())
-    standard, frozen = (sum(step_memory(cost).values()) for cost in costs)
+    standard, frozen = (sum(step_memory(cost, 0).values()) for cost in costs)
     return (standard - frozen) / 1e6
 
 
@@ -385,11 +387,11 @@ def final_orders() -> Parts:
     }
     return {
         "forward and space the same": counted(
-            {"FLOPs": standard.forward, "bytes": standard.saved_bytes},
-            {"FLOPs": frozen.forward, "bytes": frozen.saved_bytes},
+            {"FLOPs": standard.forward, "bytes": formula(form="reference")},
+            {"FLOPs": frozen.forward, "bytes": formula(projection="frozen", form="reference")},
         ),
         "forward": growth("N^2*d + N*d^2", frozen.forward),
-        "space": growth("N^2 + N*d", frozen.saved_bytes),
+        "space": growth("N^2 + N*d", formula(projection="frozen", form="reference")),
         "trained and optimiser": counted(
             {name: said for name, (said, _) in ours.items()}, {name: cost for name, (_, cost) in ours.items()}
         ),

@@ -4,7 +4,7 @@ S2, sections 2.2, 3.3, 4.2 and 4.3.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import inf, log, sqrt
 
 import numpy as np
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.favor import orthogonal_features
+from ortho.attention.linear.favor import PositiveFeatures, orthogonal_features
+from ortho.attention.linear.linear_attention import linear_attention
 from ortho.attention.linear.random_features import iid_features, positive_features
+from ortho.cost import of
 from ortho.cost.big_o import H, N, d, m
 from ortho.orthogonal import haar
 from ortho.theory.estimates import SIGMAS, Estimate
@@ -38,6 +40,7 @@ from ortho.theory.variance import (
     where_gain,
     where_orthogonality_helps,
 )
+from paper import memory
 from paper.claims.evidence.common import EXACT, SOME, as_much_as, normal, orders, relative_error, seeded
 from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, misplaced, unlike_softmax
 from paper.claims.figures import Interval, outward, show, span
@@ -215,10 +218,21 @@ def orthogonal_rows() -> Finding:
     )
 
 
+def _kept() -> sympy.Expr:
+    """Numbers that a call with H heads and m features keeps for the backward pass, with its output."""
+
+    def count(n: int, width: int, heads: int, features: int) -> int:
+        q, k, v = (x.requires_grad_() for x in torch.zeros(3, 1, heads, n, width // heads).unbind())
+        attend = partial(linear_attention, feature_map=PositiveFeatures(m=features))
+        return of(attend, q, k, v).saved_bytes
+
+    return memory.data_dependent(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H) / 4
+
+
 @evidence("S2.2.2c", chapter=CHAPTER)
 def complexity() -> Finding:
     core = MECHANISMS["favor"].cost(1, N, H, d / H, d / H, m=m)
-    kept = core.saved_bytes / 4
+    kept = _kept()
     softmax = MECHANISMS["softmax"].cost(1, N, H, d / H, d / H, form="reference")
     from_length = sympy.expand(sympy.solve(softmax.forward - core.forward, N)[0])
     few = ("d", "H", "m")
@@ -337,7 +351,7 @@ FITTED_TOKENS, FITTED_DRAWS = 128, 5
 
 def trigonometric_over_positive(score: float) -> float:
     """ln(variance of trigonometric features / of positive ones), equally many of each, for x^T y = `score`."""
-    trigonometric = 2 * (moment("trigonometric", 2 * LENGTH - 2 * score) - 1)  # two features a row
+    trigonometric = 2 * (moment("rff", 2 * LENGTH - 2 * score) - 1)  # two features a row
     return log(trigonometric / (moment("positive", 2 * LENGTH + 2 * score) - 1))
 
 
@@ -360,7 +374,7 @@ def variances() -> Finding:
     settings = [(K, spread) for K in (16, 64) for spread in SPREADS]
     off = {
         kind: {f"({K}, {spread:g})": round(rows_off(kind, K, spread)) for K, spread in settings}
-        for kind in ("trigonometric", "positive")
+        for kind in ("rff", "positive")
     }
     gains = {f"({K}, {square:g})": round(log_gain(square, K), 2) for K in HEAD_WIDTHS for square in SQUARES}
     sharp = {
@@ -378,9 +392,7 @@ def variances() -> Finding:
         "TrigRF, ln of its variance over FAVOR+'s": region(
             (0, inf), {f"$x^\\top y = {score:g}$": round(trigonometric_over_positive(score), 2) for score in SCORES}
         ),
-        "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region(
-            (1, 100), off["trigonometric"], unit=" %"
-        ),
+        "TrigRF, rows further off than weights can be, by $(K, \\sigma)$": region((1, 100), off["rff"], unit=" %"),
         "FAVOR+, such rows": region((0, 0), off["positive"], unit=" %"),
         "FAVOR+, ln of its variance over FAVOR++'s": region(
             (0, inf), {"least of the settings below": min(gains.values())}

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from ortho.attention import MECHANISMS
-from ortho.attention.selected.importance import importance_mask
-from ortho.attention.selected.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.importance import importance_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.global_local import GlobalLocal
-from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference, pattern_cost
-from ortho.attention.sparse.strided import Columns
+from ortho.attention.sparse.pattern import Pattern, pattern_attention, pattern_attention_reference
+from ortho.attention.sparse.strided import Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
 from ortho.cost import orders
 from ortho.cost.big_o import N, d
-from ortho.cost.counting import count_forward
+from ortho.cost.counting import flops_of
 from ortho.theory.reachability import layers_to_reach, reached
-from paper import experiments
+from paper import experiments, memory
 from paper.claims import figures
 from paper.claims.evidence import dynamic_sparsity, hardware
 from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, saves
@@ -67,7 +67,11 @@ def space(claimed: str, pairs: str, than: str) -> Finding:
 
 def saved() -> Any:
     """Numbers that the form in parts, which stores no weights, keeps for the backward pass."""
-    return sympy.expand(pattern_cost(1, N, 1, d, d, pattern=Window(REACH), causal=True).saved_bytes / 4)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, _: int) -> Any:
+        return pattern_attention(q, k, v, pattern=Window(REACH), is_causal=True)
+
+    return memory.kept_by_call(call, N * d, N)
 
 
 def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
@@ -169,7 +173,7 @@ NEAREST, EVERY = "(l + 1)*N - l*(l + 1)/2", "N^2/(2*l) + N/2"
 STRIDE = 16
 # Among the patterns that the records time: the one made of blocks, and those that read keys one by one.
 BELOW = 0.99  # the largest ratio, to two digits, that shows a saving
-BLOCKS, OTHERS = "block-sparse", ("dilated", "strided", "fixed")
+BLOCKS, OTHERS = "block-sparse", ("dilated", "local-strided", "fixed")
 # What the source's picture may mean by a token's link to its hub.
 PICTURES = ("tokens read their hub", "hubs read their tokens")
 EXHAUSTED = 40  # tokens up to which every length and every stride is tried
@@ -221,7 +225,7 @@ def strided() -> Finding:
     at_root = sympy.expand(sum(map(sympy.sympify, (closed(NEAREST), closed(EVERY)))).subs(l, sympy.sqrt(N)))
     best = min(range(1, 4096), key=lambda stride: strided_pairs(4096, stride))
     # The second head exactly as the formula has it, which gives no order of i and j.
-    later = {n: int(Columns(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
+    later = {n: int(Strided(STRIDE).mask(n).triu(1).sum()) for n in (TOKENS // 4, TOKENS)}
     parts = {
         f"pairs with $j \\le i$, $N = {TOKENS}$, $l = {STRIDE}$": counted(
             {name: closed(form, N=TOKENS, l=STRIDE) for name, form in forms.items()},
@@ -353,8 +357,8 @@ PATTERNS: dict[str, Pattern] = {"window of 64": Window(64), "local and dilated, 
 Choice = Callable[[Tensor, Tensor], Tensor]
 # Sparse attention that looks at queries and keys, each with 16 keys a query at most.
 CHOSEN: dict[str, Choice] = {
-    "top-k": partial(top_k_mask, count=16, is_causal=True),
-    "by importance of keys": partial(importance_mask, count=16, is_causal=True),
+    "top-k": partial(top_k_mask, num_keys=16, is_causal=True),
+    "by importance of keys": partial(importance_mask, num_keys=16, is_causal=True),
 }
 LOCAL = "drifting"  # the input of chapter 16 in which tokens near in position are alike
 
@@ -362,7 +366,7 @@ LOCAL = "drifting"  # the input of chapter 16 in which tokens near in position a
 @evidence("S4.1a", chapter=CHAPTER)
 def printed_rule() -> Finding:
     """Local and dilated attention together, and what is left if distances above k, and the multiples of k, go."""
-    patterns = LocalDilated(FAR), NeitherFarNorMultiple(FAR), Columns(FAR)
+    patterns = LocalDilated(FAR), NeitherFarNorMultiple(FAR), Strided(FAR)
     meant, printed, multiples = (pattern.mask(TOKENS) for pattern in patterns)
     parts = {
         "self-attention": growth("N^2", MECHANISMS["softmax"].cost(1, N, 1, d, d).forward, settings=IN_N),
@@ -395,8 +399,8 @@ def products(pattern: Pattern, form: str) -> Fraction:
     """FLOPs of the products of a form, over those of dense attention; causal."""
     q, k, v = torch.zeros(3, 1, COUNTED, WIDTH)
     run = {"mask": pattern_attention_reference, "parts": pattern_attention}[form]
-    flops = count_forward(lambda *x: run(*x, pattern=pattern, is_causal=True), q, k, v)[0]
-    return Fraction(flops, count_forward(MECHANISMS["softmax"].reference, q, k, v)[0])
+    flops = flops_of(lambda *x: run(*x, pattern=pattern, is_causal=True), q, k, v)
+    return Fraction(flops, flops_of(MECHANISMS["softmax"].reference, q, k, v))
 
 
 def timed() -> dict[str, tuple[float, float]]:

@@ -1,59 +1,48 @@
 """The command `python -m paper experiments`."""
 
 import argparse
-import json
 import math
+import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ortho._checks import unknown
-from paper.experiments.engine import (
-    carrying,
-    cluster,
-    launchers,
-    progress,
-    provenance,
-    records,
-    runner,
-    signals,
-)
-from paper.experiments.engine.launchers import LaunchError
-from paper.experiments.engine.records import RecordError
-from paper.experiments.engine.runner import Experiment, Launcher
+from ortho.checks import unknown
+from paper.experiments.engine import provenance, records, runner
+from paper.experiments.engine.records import Case, Record, RecordError
+from paper.experiments.engine.runner import Experiment, UnwritableError
 
 DEVICES = ("cpu", "cuda")
 
 
 def main(argv: Sequence[str], experiments: Mapping[str, Experiment], campaign: Sequence[Experiment] = ()) -> int:
-    """Run, list or show experiments; with `--campaign` those of the `campaign`, in its order.
+    """Run, list, show or compare cases of experiments. On a GPU, all are those of the `campaign`, in its order.
 
-    Returns 0; 1 if a case or a file of records failed, records could not be stored, or a launch was impossible; 130
-    for Ctrl-C and 143 for SIGTERM, both of which end the jobs that were handed out. Bad usage raises SystemExit with 2.
+    Returns 0; 1 if a case failed, a file of records is damaged or a record cannot be written; 130 for Ctrl-C and
+    SIGTERM. Bad usage raises SystemExit with 2.
     """
-    arguments = _parse(argv, experiments)
-    chosen = list(campaign) if arguments.campaign else [experiments[name] for name in arguments.names or experiments]
+    options = _parse(argv, experiments)
+    every = list(experiments.values()) if options.device == "cpu" or options.list or options.show else campaign
+    chosen = [experiments[name] for name in options.names] or every
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a cluster's jobs have a handler of their own
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if arguments.show:
-            return _show(chosen, arguments.results)
-        if arguments.list:
-            return _list(chosen, arguments.device, arguments.results)
-        if arguments.carry:
-            return _carry([one for one in chosen if arguments.names or not one.quiet], arguments)
-        return _run(chosen, arguments, experiments)
-    except (LaunchError, RecordError) as error:
+        if options.list or options.show:
+            (_list if options.list else _show)(chosen, options)
+            return 0
+        if options.device == "cpu" and options.launcher == "local":
+            provenance.restart_in_cpu_environment()
+        if options.case is not None:
+            return _one(chosen[0], options)
+        return _submit(chosen, options) if options.launcher == "slurm" else _run(chosen, options)
+    except (RecordError, UnwritableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; what was measured before is stored", file=sys.stderr)
+        print("interrupted: the cases that were running are lost, all others are stored", file=sys.stderr)
         return 130
-    except signals.TerminatedError:
-        print("terminated; what was measured before is stored", file=sys.stderr)
-        return 143
 
 
 def find(name: str, experiments: Mapping[str, Experiment]) -> Experiment:
@@ -66,200 +55,132 @@ def find(name: str, experiments: Mapping[str, Experiment]) -> Experiment:
 def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m paper experiments",
-        description="Measure what is missing or stale and store it under results/; needs torch and numpy alone.",
-        epilog="CPU timings need "
-        + " ".join(f"{name}={value}" for name, value in provenance.CPU_ENVIRONMENT.items())
-        + "; where they are not set, the command starts itself over with them.",
+        description="Run the cases that have no record, and store one under results/ for each.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
-    parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="start no case that would end later")
-    parser.add_argument("--device", choices=DEVICES, help="default: cuda where there is one, else cpu")
-    parser.add_argument("--results", type=_folder, metavar="DIR", help="default: results/ beside the package")
-    parser.add_argument("--rerun", action="store_true", help="measure again what is stored and fresh, too")
-    places = (
-        "by default here, one after the other; the processes of `torchrun -m paper experiments NAME` share each case"
-    )
-    _add_places(parser.add_argument_group("where cases run", places))
-    parser.add_argument(
-        "--campaign",
-        action="store_true",
-        help="what tells most on a GPU that is at hand for a short while, in this order; each call goes on",
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--list", action="store_true", help="say what is stored, stale and missing; run nothing")
-    action.add_argument("--show", action="store_true", help="print the stored results of every device; run nothing")
-    action.add_argument(
-        "--carry",
-        action="store_true",
-        help="run a short case of each kind by the code of the stale records and by this one; if all bits are alike, "
-        "these records hold for this code, too",
-    )
-    arguments = parser.parse_args(argv)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
+    add("--list", action="store_true", help="say which cases have a record, of which devices; run nothing")
+    add("--show", action="store_true", help="print the stored results of every device; run nothing")
+    add("--case", metavar="LABEL", help="run this case alone, stored or not; its label is as in --list")
+    add("--compare", action="store_true", help="with --case: store nothing, but say how the stored records differ")
+    add("--rerun", action="store_true", help="run again what is stored, too")
+    add("--budget", type=float, default=math.inf, metavar="SECONDS", help="start no case that would end later")
+    add("--device", choices=DEVICES, help="default: cuda where there is one, else cpu")
+    add("--results", type=Path, default=provenance.RESULTS, metavar="DIR", help="default: results/")
+    add("--jobs", type=int, metavar="N", help="up to N cases at once, but for timings (default: 1; with slurm all)")
+    add("--launcher", choices=("local", "slurm"), default="local", help="slurm: hand each case to the cluster as a job")
+    add("--slurm", type=lambda text: text.split("=", 1), action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args(argv)
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        for name in arguments.names:
+        for name in options.names:
             find(name, experiments)
-        if arguments.campaign and arguments.names:
-            raise ValueError(f"--campaign: expected no names with it, got {' '.join(arguments.names)}")
-        _check_places(arguments, [name for name in arguments.names or experiments if experiments[name].quiet])
+        if options.case is not None and len(options.names) != 1:
+            raise ValueError(f"--case: expected the name of one experiment with it, got {len(options.names)} names")
+        if options.compare and options.case is None:
+            raise ValueError("--compare: expected --case LABEL with it")
+        for name, value in (("--budget", options.budget), ("--jobs", 1 if options.jobs is None else options.jobs)):
+            if not value > 0:
+                raise ValueError(f"{name}: expected a positive number, got {value}")
+        if wrong := [words for words in options.slurm if len(words) < 2]:
+            raise ValueError(f"--slurm: expected KEY=VALUE, got {wrong[0][0]!r}")
+        if options.slurm and options.launcher != "slurm":
+            raise ValueError("--slurm: expected --launcher slurm with it")
+        runs_here = options.launcher == "local" and not (options.list or options.show)
+        if options.device == "cuda" and runs_here and not torch.cuda.is_available():
+            raise ValueError("--device: expected cpu, got cuda, which this torch does not find here")
     except ValueError as error:
         parser.error(str(error))
-    arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    arguments.results = arguments.results or provenance.default_results()
-    return arguments
+    return options
 
 
-def _add_places(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--jobs",
-        type=_count,
-        metavar="N",
-        help="up to N cases at once, each in a process of its own, but for timings (default: 1; with slurm all)",
-    )
-    group.add_argument("--launcher", choices=("local", "slurm"), default="local", help="slurm: a job of a cluster each")
-    group.add_argument(
-        "--slurm",
-        type=_option,
-        action="append",
-        metavar="KEY=VALUE",
-        help="an option of the jobs, such as partition=gpu, gpus_per_node=1, timeout_min=60; may be repeated",
-    )
-    group.add_argument(
-        "--logs", type=_folder, metavar="DIR", help="of SLURM's jobs; default: .slurm/ beside the results"
-    )
-
-
-def _check_places(arguments: argparse.Namespace, quiet: Sequence[str]) -> None:
-    """ValueError for options that do not go together; `quiet` names the timings that were asked for."""
-    slurm = arguments.launcher == "slurm"
-    if arguments.device == "cuda" and not slurm and not torch.cuda.is_available():
-        raise ValueError("--device: expected cpu, got cuda, which this torch does not find here")
-    for option in ("slurm", "logs"):
-        if getattr(arguments, option) is not None and not slurm:
-            raise ValueError(f"--{option}: expected --launcher slurm with it, got --launcher {arguments.launcher}")
-    if launchers.under_torchrun():
-        if slurm or arguments.jobs is not None:
-            raise ValueError("torchrun: expected neither --jobs nor --launcher slurm, as its processes share each case")
-        if arguments.list or arguments.show:
-            raise ValueError("torchrun: expected cases to run, got --list or --show")
-        if quiet:
-            raise ValueError(
-                f"torchrun: expected no timings, which its processes would disturb, got {', '.join(quiet)}"
-            )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number of cases, got {text!r}")
-    return int(text)
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """A name and its value, which is JSON where it can be (`1`, `true`), else text."""
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals):
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
-    return value
-
-
-def _folder(text: str) -> Path:
-    if (path := Path(text)).exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, got the file {text!r}")
-    return path
-
-
-def _run(chosen: Sequence[Experiment], arguments: argparse.Namespace, experiments: Mapping[str, Experiment]) -> int:
-    timing = arguments.device == "cpu" and any(experiment.quiet for experiment in chosen)
-    if timing and not provenance.in_cpu_environment() and _is_own_process():
-        provenance.restart_in_cpu_environment()
-    # The processes of torchrun may wait for each other, where no handler runs: SIGTERM must end them at once.
-    terminable = nullcontext() if launchers.under_torchrun() else signals.terminable()
-    with terminable, launchers.process_group(arguments.device), _launcher(arguments) as launcher:
-        if isinstance(launcher, launchers.Ranks) and launcher.rank > 0:
-            launcher.follow(experiments)
-            return 0
-        with progress.shown() as (echo, show):
-            report = runner.run(
-                chosen,
-                arguments.device,
-                arguments.results,
-                budget=arguments.budget,
-                rerun=arguments.rerun,
-                launcher=launcher,
-                echo=echo,
-                progress=show,
-            )
-    print(f"{len(report.done)} measured, {len(report.left)} left, {len(report.errors)} failed; {arguments.results}")
-    for label in report.left:
-        print(f"left for want of time: {label}")
+def _run(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
+    limits = {"budget": options.budget, "rerun": options.rerun, "jobs": options.jobs or 1}
+    report = runner.run(chosen, options.device, options.results, **limits)
+    print(f"{len(report.done)} run, {len(report.left)} left, {len(report.errors)} failed; {options.results}")
     for error in report.errors:
         print(f"error: {error}", file=sys.stderr)
     return 1 if report.errors else 0
 
 
-def _carry(chosen: Sequence[Experiment], arguments: argparse.Namespace) -> int:
-    failed = 0
+def _submit(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
+    todo: list[tuple[Experiment, Case]] = []
     for experiment in chosen:
-        try:
-            count = carrying.carry(experiment, arguments.results)
-            print(f"{experiment.name}: {count} records carried over")
-        except RecordError as error:
-            print(f"error: {error}", file=sys.stderr)
-            failed += 1
-    return 1 if failed else 0
-
-
-def _launcher(arguments: argparse.Namespace) -> AbstractContextManager[Launcher]:
-    if launchers.under_torchrun():
-        return launchers.Ranks()
-    if arguments.launcher == "slurm":
-        folder = arguments.logs or arguments.results.absolute().parent / ".slurm"
-        return cluster.Slurm(arguments.jobs, launchers.registered, folder, dict(arguments.slurm or ()))
-    if (arguments.jobs or 1) > 1:
-        return launchers.Processes(arguments.jobs, launchers.registered)
-    return nullcontext(runner.Here())
-
-
-def _is_own_process() -> bool:
-    """Whether this process is the command itself, and not a test or a notebook that called it."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name == "paper.__main__"
-
-
-def _list(chosen: Sequence[Experiment], device: str, results: Path) -> int:
-    slug = provenance.device_slug(device)
-    for experiment in chosen:
-        stored = records.read(records.path(results, experiment.name, slug), experiment.needs)
-        print(f"{experiment.name}: {experiment.title}")
-        for word, cases in zip(("fresh", "stale", "missing"), runner.state(experiment, device, stored), strict=True):
-            for case in cases:
-                print(f"  {word:8}{experiment.label(case)}")
+        stored = [] if options.rerun else records.read_all(options.results, experiment.name)
+        todo += [(experiment, case) for case in runner.missing(experiment, options.device, stored, None)]
+    most = 1 if any(experiment.is_timing for experiment, _ in todo) else options.jobs or len(todo)
+    if not todo:
+        return 0
+    logs = options.results.absolute().parent / ".slurm"
+    given = {name: int(value) if value.isdecimal() else value for name, value in options.slurm}
+    try:
+        number = runner.submit(todo, options.device, options.results, logs, **{"array_parallelism": most, **given})
+    except (ImportError, NameError, OSError, RuntimeError, TypeError, ValueError) as error:  # submitit's
+        raise UnwritableError(f"slurm: {error}") from error
+    print(f"{len(todo)} cases are the jobs of array {number}: see squeue, {logs}, and --list for what is stored")
     return 0
 
 
-def _show(chosen: Sequence[Experiment], results: Path) -> int:
+def _one(experiment: Experiment, options: argparse.Namespace) -> int:
+    stored = records.read_all(options.results, experiment.name)
+    known = [case for device in DEVICES for case in experiment.cases(device)]
+    known += [record["configuration"] for record in stored]
+    cases = {records.key(case): case for case in known if options.case in (experiment.label(case), records.mark(case))}
+    wanted = [case for case in cases.values() if case.get("device", options.device) == options.device]
+    if len(wanted) != 1:
+        raise RecordError(
+            f"--case: expected the label of one case of {experiment.name} for {options.device}, as --list has them, "
+            f"got {options.case!r}, the label of {len(wanted)}"
+        )
+    name = f"{experiment.name}: {options.case}"
+    try:
+        if options.compare:
+            record = runner.measure(experiment, wanted[0], options.device)
+            _compare(experiment, record, [one for one in stored if one["configuration"] == wanted[0]])
+        else:
+            record = runner.store(experiment, wanted[0], options.device, options.results)
+            print(f"{name}: {experiment.line(record)}", flush=True)
+    except (UnwritableError, RecordError):
+        raise
+    except Exception as error:
+        print(f"error: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _compare(experiment: Experiment, record: Record, stored: Sequence[Record]) -> None:
+    """Say by how much stored records of a case differ from one that was just measured."""
+    print(f"now, on {record['device']}: {experiment.line(record)}")
+    for other in stored:
+        found = records.differences(record, other)
+        origin = other["provenance"]
+        when = f"{origin['date_utc'][:10]}, commit {(origin['commit'] or 'unknown')[:8]}"
+        print(f"{other['device']}, {when}: {experiment.line(other)}")
+        print("\n".join(f"  {name}: differs by {share:.2g}" for name, share in found.items()) or "  equal to the bit")
+    if not stored:
+        print("no record of it is stored")
+
+
+def _list(chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
     for experiment in chosen:
-        stored = records.read_all(results, experiment.name, experiment.needs)
+        print(f"{experiment.name}: {experiment.title}")
+        stored = records.read_all(options.results, experiment.name)
+        known = {records.key(case): case for case in experiment.cases(options.device)}
+        known |= {records.key(record["configuration"]): record["configuration"] for record in stored}
+        for key, case in known.items():
+            found = [record for record in stored if records.key(record["configuration"]) == key]
+            word = "missing" if not found else "stale" if all(map(experiment.is_stale, found)) else "stored"
+            print(f"  {word:8}{experiment.label(case)}  {' '.join(record['device'] for record in found)}".rstrip())
+
+
+def _show(chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
+    for experiment in chosen:
+        stored = records.read_all(options.results, experiment.name, experiment.cases("cpu") + experiment.cases("cuda"))
         print(f"{experiment.name}: {experiment.title}")
         if not stored:
-            print(f"no records in {results / experiment.name}")
-        elif experiment.show is not None:
-            print(experiment.show(stored))
+            print(f"no records in {options.results / experiment.name}")
         else:
-            print("\n".join(f"{experiment.label(r['configuration'])}: {experiment.line(r)}" for r in stored))
-        for device, group in records.by_device(stored).items():
-            if stale := sum(bool(provenance.changes(record, experiment.run)) for record in group):
-                print(f"{device}: {stale} of {len(group)} records were measured with an earlier state of the code")
-    return 0
+            lines = [f"{experiment.label(one['configuration'])}: {experiment.line(one)}" for one in stored]
+            print("\n".join(lines) if experiment.show is None else experiment.show(stored))
+        if stale := sum(map(experiment.is_stale, stored)):
+            print(f"{stale} of {len(stored)} records are of another version of the study")

@@ -1,37 +1,29 @@
-"""Runs the missing and stale cases of experiments within a time budget, one record at a time."""
+"""Experiments, and how their cases are run: here, in processes of their own, or as jobs of a cluster.
+
+Whoever runs a case writes its record (`store`). A case that runs elsewhere is the command with `--case`, so that what
+a pool or a cluster does can be typed by hand, and a killed head loses nothing.
+"""
 
 import math
+import os
+import subprocess
+import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from tqdm import tqdm
+
+from paper._files import remove
 from paper.experiments.engine import records
-from paper.experiments.engine.provenance import (
-    changes,
-    code_of,
-    device_slug,
-    edited,
-    now,
-    provenance,
-)
-from paper.experiments.engine.records import NOTHING, Case, Needs, Record, RecordError
-from paper.experiments.engine.storage import Measured, Store
+from paper.experiments.engine.provenance import CPU_ENVIRONMENT, device_slug, git_state, provenance
+from paper.experiments.engine.records import Case, Record, RecordError
 
-
-def _equal_work(_: Case) -> float:
-    return 1.0
-
-
-def _label(case: Case) -> str:
-    return " ".join(f"{name}={value}" for name, value in case.items())
-
-
-def _line(record: Record) -> str:
-    return f"{record['elapsed_s']:.1f} s"
+ENTRY = "paper.experiments"  # the module whose `main` is the command; a sweep of one's own names its own
 
 
 @dataclass(frozen=True)
@@ -40,40 +32,39 @@ class Experiment:
 
     `run(case)` measures one and returns the parts of a record that are its own: `seeds` and `repetitions`, and where
     there are any, `facts` and `failures` (see `records`). If what it measures is not correct, it raises and nothing is
-    stored. `work(case)` is roughly how many seconds a case should take; the times of similar cases correct it.
-    `needs` is what the readers of its records rely on.
-    `quiet` marks timings: their cases run one at a time, and on a CPU in a process with `provenance.CPU_ENVIRONMENT`.
-    `resumes` says that `run` takes the path of a `checkpoint` too, a file of its own for each case: it may keep there
-    what it needs to go on after a kill. The file is removed when the record is stored.
-    `short(case)` is a case that does all that `case` does, but within seconds; it serves to compare two codes.
+    stored. `version` is raised by hand when the meaning of its results changes: records of another version are stale.
+    `work(case)` is roughly how many seconds a case should take; the times of similar cases correct it. `label(case)` is
+    a case in a few words, which no other case has.
+    `is_timing`: its cases run one at a time, each device has to measure its own, and no record is ever stale.
+    If `run` takes the path of a `checkpoint` too, a file of its own for each case, it may keep there what it needs to
+    go on after a kill. The file is removed when the record is stored.
+    `smoke_case(case)` is a case that does all that `case` does, but within seconds, for golden runs.
     """
 
     name: str
     title: str
     cases: Callable[[str], list[Case]]
     run: Callable[..., dict[str, Any]]
-    work: Callable[[Case], float] = _equal_work
-    label: Callable[[Case], str] = _label
-    line: Callable[[Record], str] = _line
+    version: int = 1
+    work: Callable[[Case], float] = lambda _: 1.0
+    label: Callable[[Case], str] = lambda case: " ".join(f"{name}={value}" for name, value in case.items())
+    line: Callable[[Record], str] = "{elapsed_s:.1f} s".format_map
     show: Callable[[Sequence[Record]], str] | None = None
-    needs: Needs = NOTHING
-    quiet: bool = False
-    resumes: bool = False
-    short: Callable[[Case], Case] | None = None
-
-
-@runtime_checkable
-class Parts(Protocol):
-    """A module with a measurement `run`; `cases`, `short`, `work`, `label`, `line` and `table` are optional."""
+    is_timing: bool = False
+    smoke_case: Callable[[Case], Case] | None = None
 
     @property
-    def run(self) -> Callable[..., dict[str, Any]]: ...
+    def resumes(self) -> bool:
+        """Whether a run that was killed goes on."""
+        return "checkpoint" in signature(self.run).parameters
+
+    def is_stale(self, record: Record) -> bool:
+        """Whether the meaning of a record has changed since it was measured; a timing is only old."""
+        return not self.is_timing and bool(record["version"] != self.version)
 
 
-def parts(module: Parts) -> dict[str, Any]:
-    """The fields of an `Experiment` that a module has; its `table` is what is shown."""
-    names = {name: name for name in ("cases", "run", "short", "work", "label", "line")} | {"show": "table"}
-    return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
+class UnwritableError(RuntimeError):
+    """A record that cannot be written where it belongs, as on a full disk, or cases that cannot be handed out."""
 
 
 @dataclass
@@ -85,22 +76,68 @@ class Report:
     errors: list[str] = field(default_factory=list)
 
 
-def state(experiment: Experiment, device: str, stored: Sequence[Record]) -> tuple[list[Case], list[Case], list[Case]]:
-    """The cases of an experiment as (fresh, stale, missing), given the records stored for this device.
+def measure(experiment: Experiment, case: Case, device: str, **options: Any) -> Record:
+    """Run one case and return its whole record without storing it; `options` go to the experiment's `run`.
 
-    A record from a tree with changes that were not committed counts as missing: its code cannot be had again.
+    Raises what `run` raises, and ValueError for an ill-formed result.
     """
-    known = records.by_case(stored)
-    fresh: list[Case] = []
-    stale: list[Case] = []
-    missing: list[Case] = []
-    for case in experiment.cases(device):
-        found = known.get(records.key(case))
-        if found is None or not records.is_clean(found):
-            missing.append(case)
-        else:
-            (stale if changes(found, experiment.run) else fresh).append(case)
-    return fresh, stale, missing
+    git_state()  # before anything runs
+    began = time.monotonic()
+    outcome = experiment.run(dict(case), **options)
+    return records.check(
+        {
+            "experiment": experiment.name,
+            "version": experiment.version,
+            "device": device_slug(device),
+            "configuration": case,
+            "seeds": outcome["seeds"],
+            "repetitions": outcome["repetitions"],
+            "facts": outcome.get("facts", {}),
+            "failures": outcome.get("failures", {}),
+            "elapsed_s": round(time.monotonic() - began, 3),
+            "provenance": provenance(device),
+        }
+    )
+
+
+def store(experiment: Experiment, case: Case, device: str, results: Path) -> Record:
+    """Run one case, going on from its checkpoint if there is one, and write its record.
+
+    Raises what `measure` raises, and UnwritableError if the record cannot be written or would replace a damaged file.
+    """
+    file = records.path(results, experiment.name, device_slug(device), case, experiment.label(case))
+    kept = checkpoint(results, experiment, case)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            records.read(file)
+    except (OSError, RecordError) as error:
+        raise UnwritableError(str(error)) from error
+    record = measure(experiment, case, device, **({"checkpoint": kept} if experiment.resumes else {}))
+    try:
+        records.write(file, record)
+    except OSError as error:
+        raise UnwritableError(f"{file}: the record could not be written: {error.strerror}") from error
+    remove(kept)
+    return record
+
+
+def checkpoint(results: Path, experiment: Experiment, case: Case) -> Path:
+    """The file where a case may keep what it needs to go on after a kill; for this commit's code alone."""
+    commit = (git_state()[0] or "no commit")[:12]
+    return results.absolute() / ".checkpoints" / experiment.name / f"{records.mark(case)}-{commit}.pt"
+
+
+def missing(experiment: Experiment, device: str, stored: Iterable[Record], own: str | None) -> list[Case]:
+    """The cases for 'cpu' or 'cuda' without a record that holds. Any CPU, or any GPU, may have trained a model; timings
+    have to be those of the device `own`, if it is given."""
+    there = {
+        records.key(record["configuration"])
+        for record in stored
+        if record["device"].startswith("cpu-") == (device == "cpu") and not experiment.is_stale(record)
+        if own is None or not experiment.is_timing or record["device"] == own
+    }
+    return [case for case in experiment.cases(device) if records.key(case) not in there]
 
 
 def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float:
@@ -110,258 +147,136 @@ def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float,
     shrink.
     """
     work = experiment.work(case)
-    if not measured:
-        return work
-    near, elapsed = min(measured, key=lambda pair: abs(math.log(pair[0] / work)))
+    near, elapsed = min(measured, key=lambda pair: abs(math.log(pair[0] / work)), default=(work, work))
     return elapsed * max(1.0, work / near)
 
 
-def measure(
-    experiment: Experiment,
-    case: Case,
-    device: str,
-    *,
-    origin: dict[str, Any] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    **options: Any,
-) -> Record:
-    """Run one case and return its whole record without storing it; `options` go to the experiment's `run`.
-
-    `origin` is the provenance, where it was taken before. Raises what `run` raises, ValueError for an ill-formed
-    result, and RecordError if the code has changed on disk since this process started: nobody could say then what ran.
-    """
-    origin = origin or provenance(device, experiment.run)
-    began = clock()
-    outcome = experiment.run(dict(case), **options)
-    elapsed = clock() - began
-    if changed := edited(experiment.run):
-        raise RecordError(f"nothing is stored, as {named(changed)} changed on disk after this process had started")
-    return records.check(
-        {
-            "experiment": experiment.name,
-            "device": device_slug(device),
-            "configuration": case,
-            "seeds": outcome["seeds"],
-            "repetitions": outcome["repetitions"],
-            "facts": outcome.get("facts", {}),
-            "failures": outcome.get("failures", {}),
-            "elapsed_s": round(elapsed, 3),
-            "provenance": origin | {"date_utc": now()},
-        },
-        experiment.needs,
-    )
-
-
-def named(definitions: Sequence[str], most: int = 3) -> str:
-    """The first `most` of some definitions as text, and how many more there are."""
-    more = len(definitions) - most
-    return ", ".join(definitions[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-Outcome = Record | str  # the record of a case, or the reason why there is none
-
-
-@runtime_checkable
-class Job(Protocol):
-    """A case that was handed out. Its result raises if the process that ran it was lost."""
-
-    def result(self) -> Outcome: ...
-
-
-@runtime_checkable
-class Launcher(Protocol):
-    """Where cases run, and how many at once: `Here`, or one of `launchers`."""
-
-    @property
-    def slots(self) -> float:
-        """How many cases are handed out at once."""
-
-    def device_slug(self, device: str) -> str:
-        """The name for files of the device that the cases will run on."""
-
-    def submit(self, experiment: Experiment, case: Case, device: str, options: dict[str, Any]) -> Job:
-        """Hand out one case; `options` go to the experiment's `run`."""
-
-    def wait(self, jobs: Collection[Any]) -> Collection[Any]:
-        """The jobs whose results are ready, at least one; empty if there are no jobs."""
-
-
-class Here:
-    """Runs each case in this process, when its result is asked for."""
-
-    slots = 1
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._origins: dict[str, dict[str, Any]] = {}  # by experiment: this process's code does not change
-
-    def device_slug(self, device: str) -> str:
-        return device_slug(device)
-
-    def submit(self, experiment: Experiment, case: Case, device: str, options: dict[str, Any]) -> Job:
-        return _Deferred(partial(self.outcome, experiment, case, device, options))
-
-    def wait(self, jobs: Collection[Any]) -> Collection[Any]:
-        return list(jobs)
-
-    def outcome(self, experiment: Experiment, case: Case, device: str, options: dict[str, Any]) -> Outcome:
-        """Run a case now."""
-        try:
-            if experiment.name not in self._origins:
-                self._origins[experiment.name] = provenance(device, experiment.run)
-            origin = self._origins[experiment.name]
-            return measure(experiment, case, device, origin=origin, clock=self._clock, **options)
-        except Exception as error:  # one broken case must not cost the others
-            return f"{type(error).__name__}: {error}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Deferred:
-    result: Callable[[], Outcome]
-
-
-Progress = Callable[[int, int, Sequence[str]], None]  # cases ended, cases in all, labels of those that run
-
-
-def unseen(ended: int, total: int, running: Sequence[str]) -> None:
-    """Shows no progress."""
-
-
 def run(
-    experiments: Sequence[Experiment],
+    experiments: Iterable[Experiment],
     device: str,
     results: Path,
     *,
-    budget: float | None = None,
+    budget: float = math.inf,
     rerun: bool = False,
-    launcher: Launcher | None = None,
+    jobs: int = 1,
     clock: Callable[[], float] = time.monotonic,
-    echo: Callable[[str], None] = print,
-    progress: Progress = unseen,
+    echo: Callable[[str], None] = tqdm.write,
 ) -> Report:
-    """Measure the missing and stale cases, or with `rerun` all of them, and store each record when it is made.
+    """Run the cases whose records are missing or stale, or with `rerun` all of them.
 
-    The `launcher` says where; by default in this process, one after the other. A case that by estimate does not fit
-    into the rest of the `budget` seconds is left out; a smaller one after it may still run. A case that raises is
-    reported and the next one is run. A damaged file of records is reported and its experiment is not run.
-
-    A record that cannot be stored is kept and tried again: after each case that still runs, and when the run ends,
-    however it does. Meanwhile no further case of its experiment begins, or only one if space may be freed. Cases of
-    other experiments begin only if the folder takes records. What is lost in the end is reported. Raises RecordError if
-    another run holds `results`, or no record can be stored there.
+    They run in this process, or with several `jobs` each in a process of its own, but for timings, which run alone. A
+    case that by estimate does not fit into the rest of the `budget` seconds is left out; a smaller one after it may
+    still run. A case that fails is reported, and the others run; so is an experiment with a damaged file, which is not
+    run. Raises UnwritableError. However this ends, its processes end with it.
     """
-    end = math.inf if budget is None else clock() + budget
-    with records.lock(results) as held:
-        store = Store(results, held)
-        session = _Session(device, store, end, rerun, launcher or Here(clock), clock, echo, progress)
-        try:
-            session.run_all(experiments)
-        finally:
-            session.close()
+    end, own, session = clock() + budget, device_slug(device), _Session(echo)
+    try:
+        for experiment in experiments:
+            try:
+                stored = records.read_all(results, experiment.name)
+            except RecordError as error:
+                session.fail(experiment.name, str(error))
+                continue
+            cases = experiment.cases(device)
+            todo = cases if rerun else missing(experiment, device, stored, own)
+            echo(f"{experiment.name} on {own}: {len(todo)} of {len(cases)} cases to run")
+            known = set(map(records.key, cases))  # others may have no work
+            mine = [one for one in stored if one["device"] == own and records.key(one["configuration"]) in known]
+            measured = [(experiment.work(one["configuration"]), one["elapsed_s"]) for one in mine]
+            for case in tqdm(todo, desc=experiment.name, leave=False, disable=None):  # on a terminal alone
+                session.wait_until_at_most(0 if experiment.is_timing else jobs - 1)
+                if clock() + estimate(experiment, case, measured) > end:
+                    session.report.left.append(f"{experiment.name}: {experiment.label(case)}")
+                elif jobs > 1:
+                    session.start(experiment, case, device, results)
+                elif record := session.run_here(experiment, case, device, results):
+                    measured.append((experiment.work(case), record["elapsed_s"]))
+        session.wait_until_at_most(0)
+    finally:
+        for process in session.running:
+            process.terminate()
     return session.report
 
 
 @dataclass
 class _Session:
-    """What is common to the experiments of one run."""
+    """A run: what it has done, and its processes with the names of their cases."""
 
-    device: str
-    store: Store
-    end: float
-    rerun: bool
-    launcher: Launcher
-    clock: Callable[[], float]
     echo: Callable[[str], None]
-    progress: Progress
     report: Report = field(default_factory=Report)
-    unbegun: Counter[str] = field(default_factory=Counter)  # cases, by experiment, for which there was no room
+    running: "dict[subprocess.Popen[bytes], str]" = field(default_factory=dict)
 
-    def run_all(self, experiments: Sequence[Experiment]) -> None:
-        for experiment in experiments:
-            try:
-                self.store.check()
-            except RecordError as error:
-                if not self.store.pending:  # else `close` says it
-                    self.fail(str(error))
-                return
-            try:
-                self.run(experiment)
-            except RecordError as error:
-                self.fail(str(error))
+    def fail(self, name: str, reason: str) -> None:
+        self.report.errors.append(f"{name}: {reason}")
+        self.echo(f"error: {self.report.errors[-1]}")
 
-    def fail(self, error: str, count: str = "") -> None:
-        self.report.errors.append(error)
-        self.echo(f"{count}error: {error}")
-
-    def close(self) -> None:
-        """Try a last time to store what is not stored, and report."""
-        lost = self.store.close()
-        self.report.done = [one.label for one in self.store.measured if one.stored]
-        for name in dict.fromkeys(one.experiment for one in lost):
-            reasons = [one.reason for one in lost if one.experiment == name]
-            rest = f", {self.unbegun[name]} not begun" if self.unbegun[name] else ""
-            self.fail(f"{name}: {len(reasons)} measured and not stored ({reasons[0]}){rest}")
-
-    def run(self, experiment: Experiment) -> None:
-        slug = self.launcher.device_slug(self.device)
-        file = records.path(self.store.results, experiment.name, slug)
-        found = records.read(file, experiment.needs)
-        fresh, stale, missing = state(experiment, self.device, found)
-        self.echo(f"{experiment.name} on {slug}: {len(fresh)} fresh, {len(stale)} stale, {len(missing)} missing")
-        slots = 1 if experiment.quiet else self.launcher.slots
-        if slots < self.launcher.slots:
-            self.echo(f"{experiment.name}: one case at a time, as these are timings")
-        cases = experiment.cases(self.device)
-        pending = [case for case in cases if self.rerun or case not in fresh]
-        if pending:
-            self.store.check(file)
-            if experiment.resumes:  # this makes the folder, too
-                self.store.check(self._checkpoint(experiment, pending[0]))
-        stored = records.by_case(found)
-        # (work, seconds) of what was measured before, for the estimates; cases no longer in the list may have no work.
-        there = [(case, stored.get(records.key(case))) for case in cases]
-        measured = [(experiment.work(case), record["elapsed_s"]) for case, record in there if record]
-        waiting = deque(enumerate(pending, 1))
-        running: dict[Job, tuple[int, Case]] = {}
-        ended = 0
-        while running or (waiting and self.store.takes_more(experiment.name)):
-            while waiting and len(running) < slots and self.store.takes_more(experiment.name):
-                index, case = waiting.popleft()
-                left = self.end - self.clock()
-                if left <= 0 or estimate(experiment, case, measured) > left:
-                    self.report.left.append(f"{experiment.name}: {experiment.label(case)}")
-                    continue
-                running[self._submit(experiment, case)] = index, case
-            self.progress(ended, len(pending), [experiment.label(case) for _, case in running.values()])
-            for job in self.launcher.wait(running):
-                index, case = running.pop(job)
-                ended += 1
-                record = self._take(experiment, case, job, f"[{index}/{len(pending)}]")
-                if record is not None:
-                    measured.append((experiment.work(case), record["elapsed_s"]))
-        self.unbegun[experiment.name] = len(waiting)
-
-    def _submit(self, experiment: Experiment, case: Case) -> Job:
-        options = {}
-        if experiment.resumes:
-            options["checkpoint"] = self._checkpoint(experiment, case)
-        return self.launcher.submit(experiment, case, self.device, options)
-
-    def _checkpoint(self, experiment: Experiment, case: Case) -> Path:
-        return records.checkpoint(self.store.results, experiment.name, case, code_of(experiment.run))
-
-    def _take(self, experiment: Experiment, case: Case, job: Job, count: str) -> Record | None:
-        """Store and report what came of a case."""
-        label = experiment.label(case)
+    def run_here(self, experiment: Experiment, case: Case, device: str, results: Path) -> Record | None:
+        name = f"{experiment.name}: {experiment.label(case)}"
         try:
-            outcome = job.result()
-        except Exception as error:  # the process was killed, or its job timed out
-            outcome = f"{type(error).__name__}: {error}"
-        if isinstance(outcome, str):
-            self.fail(f"{experiment.name}: {label}: {outcome}", f"{count} ")
+            record = store(experiment, case, device, results)
+        except UnwritableError:
+            raise
+        except Exception as error:  # one broken case must not cost the others
+            self.fail(name, f"{type(error).__name__}: {error}")
             return None
-        one = Measured(f"{experiment.name}: {label}", outcome, experiment.needs, experiment.cases(self.device))
-        self.store.add(one)
-        kept = "" if one.stored else f"; not stored yet ({one.reason}), kept for another try"
-        self.echo(f"{count} {label}: {experiment.line(outcome)}{kept}")
-        return outcome
+        self.report.done.append(name)
+        self.echo(f"{name}: {experiment.line(record)}")
+        return record
+
+    def start(self, experiment: Experiment, case: Case, device: str, results: Path) -> None:
+        """Run a case in a process of its own."""
+        command = [sys.executable, "-c", f"import sys, {ENTRY} as entry; sys.exit(entry.main(sys.argv[1:]))"]
+        more = {"PYTHONPATH": os.pathsep.join(sys.path)} | (CPU_ENVIRONMENT if device == "cpu" else {})
+        process = subprocess.Popen([*command, *arguments(experiment, case, device, results)], env=os.environ | more)
+        self.running[process] = f"{experiment.name}: {experiment.label(case)}"
+
+    def wait_until_at_most(self, count: int) -> None:
+        while len(self.running) > count:
+            time.sleep(0.02)
+            for process in [process for process in self.running if process.poll() is not None]:
+                name = self.running.pop(process)
+                if process.returncode:  # it has said why, unless it was killed
+                    self.fail(name, f"its process ended with status {process.returncode}")
+                else:
+                    self.report.done.append(name)
+
+
+def arguments(experiment: Experiment, case: Case, device: str, results: Path) -> list[str]:
+    """Those of the command that runs one case."""
+    where = ["--device", device, "--results", str(results.absolute())]
+    return [experiment.name, "--case", records.mark(case), *where]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case as a job of a cluster. If it is preempted or reaches its time limit, it is queued again and goes on from
+    its checkpoint."""
+
+    entry: str
+    arguments: list[str]
+
+    def __call__(self) -> None:
+        if status := import_module(self.entry).main(self.arguments):
+            raise RuntimeError(f"the case ended with status {status}")
+
+    def checkpoint(self) -> Any:
+        """Asked for by submitit: the job that takes over."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def submit(cases: Sequence[tuple[Experiment, Case]], device: str, results: Path, logs: Path, **options: Any) -> str:
+    """Hand cases to SLURM as an array of jobs, which write their own records, and return the array's number.
+
+    `options` are those of submitit's SLURM executor, such as `partition`, `timeout_min`, `array_parallelism`.
+    """
+    import submitit  # an extra of its own
+
+    setup = [f"export {name}={value}" for name, value in CPU_ENVIRONMENT.items() if device == "cpu"]
+    options = {"name": "ortho", "timeout_min": 60, "setup": setup, "array_parallelism": len(cases)} | options
+    executor = submitit.AutoExecutor(logs, cluster="slurm")
+    executor.update_parameters(**{f"slurm_{name}": value for name, value in options.items()})
+    with executor.batch():
+        jobs = [executor.submit(Job(ENTRY, arguments(*case, device, results))) for case in cases]
+    return str(jobs[0].job_id.partition("_")[0])

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Record
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING, loss
 from paper.experiments.resampling import Difference, paired_difference, student_difference

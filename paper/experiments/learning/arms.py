@@ -4,9 +4,10 @@ An arm is data, a name and the kinds of its heads (`kinds`), so that it can be s
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from ortho.cost import Cost
 from ortho.cost.layers import added
 from ortho.cost.models import model
@@ -178,6 +179,7 @@ def matched_steps(
     return max(1, round(positive_int("steps", steps) * wanted / own))
 
 
+@cache
 def _cost(arm: Arm, B: int, N: int, d: int, L: int, vocab_size: int, d_ff: int | None) -> Cost:
     places = arm.N if arm.embeddings == "learned" else None  # others are not trained
     return model(B, N, d, arm.num_heads, L, vocab_size=vocab_size, max_length=places, layer=arm.cost, d_ff=d_ff)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import positive_int
+from ortho.checks import positive_int
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting

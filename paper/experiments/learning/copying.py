@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import budgets, fitting, ladder
@@ -111,9 +111,9 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-def short(case: Case) -> Case:
-    """The case at the least budget, with few windows, for runs that compare two codes."""
-    return ladder.short(case)
+def smoke_case(case: Case) -> Case:
+    """The case at the least budget, with few windows."""
+    return ladder.smoke_case(case)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:

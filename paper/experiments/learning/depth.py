@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, linear
 
-from ortho._checks import one_of, unchecked_values
+from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.projections import FrozenProjection
 from paper.experiments.engine.records import Case, Record
@@ -73,13 +73,12 @@ def train(model: Stack, steps: int, generator: torch.Generator) -> None:
     """Train the model in place with AdamW, on fresh batches."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=RATE, fused=True)
-    with unchecked_values():  # a number that is not finite would show in the gradients
-        for _ in range(steps):
-            loss, _ = _loss(model, generator)
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimiser.step()
+    for _ in range(steps):
+        loss, _ = _loss(model, generator)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimiser.step()
 
 
 @torch.enable_grad()

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of
 from ortho.adapters.conversion import freeze_qk
+from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record, key
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import baseline

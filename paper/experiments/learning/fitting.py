@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho._checks import describe, positive_int
+from ortho.checks import describe, positive_int
 from paper.experiments.engine import records
-from paper.experiments.engine.benchmark import assert_close
-from paper.experiments.engine.records import Case, Needs
-from paper.experiments.engine.runner import Experiment
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING
+from paper.experiments.speed.benchmark import assert_close
 from paper.tasks.task import NONE, Batch, Draw, Task, check_answers
 from paper.training import Recipe, Trainer
 
@@ -32,8 +31,6 @@ TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
 # The sizes of the shortest case in which each part still happens: training with its looks, and tests.
 SHORT = {"steps": 50, "first_steps": 50, "tested": 32, "looked": 16, "inputs": 8}
-Facts = Mapping[str, type]
-FACTS: Facts = {"loss": list, "validation": list, "parameters": int, "train_s": float}
 
 
 def not_negative(name: str, value: Any) -> int:
@@ -69,8 +66,8 @@ def cases(
     return [*tuning, *rates.with_chosen(experiment, [case(**one, seed=seed) for seed in seeds for one in options])]
 
 
-def short(case: Case) -> Case:
-    """The case with as few steps and examples as `SHORT` has, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case with as few steps and examples as `SHORT` has, for golden runs."""
     return case | {name: min(case[name], most) for name, most in SHORT.items() if name in case}
 
 
@@ -232,12 +229,3 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
         if hasattr(part, "form"):
             cast(Any, part).form = "reference"
     assert_close("fast form", fast(*inputs), exact(*inputs), TOLERANCE)
-
-
-def experiment(
-    name: str, title: str, example: Case, *, tests: tuple[str, ...] = (), facts: Facts = FACTS, **own: Any
-) -> Experiment:
-    """An experiment whose cases are runs like `example`; a run that was killed goes on. `own` are the other fields of
-    the `Experiment`; records need all of `tests` and `facts`."""
-    needs = Needs.like(example, arms=tests, quantities=QUANTITIES, facts=facts)
-    return Experiment(**{"name": name, "title": title, "needs": needs, "resumes": True, "short": short, **own})

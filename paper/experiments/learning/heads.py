@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import no_autocast, upcast
+from ortho import checks
 from ortho.heads import split_heads
+from ortho.attention.call import no_autocast, upcast
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.positions.rotary import angles, turn
+from ortho.attention.position_bias.rotary import angles, apply_rotary
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.window import Window
 from ortho.layers.multihead import MultiheadAttention
@@ -69,9 +69,9 @@ def low_rank(d_model: int, num_heads: int, *, of: str, rank: int, **kwargs: Any)
     square of a full-rank part, 1/d; the logits of random tokens then also keep theirs. Raises ValueError for a rank
     above K.
     """
-    made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
+    made = PROJECTIONS[checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
     K = made.head_dim
-    if _checks.positive_int("rank", rank) > K:
+    if checks.positive_int("rank", rank) > K:
         raise ValueError(f"rank: expected at most the heads' width, {K}, got {rank}")
     with torch.no_grad():
         for weight in (made.weight_q, made.weight_k):
@@ -87,7 +87,7 @@ def low_rank(d_model: int, num_heads: int, *, of: str, rank: int, **kwargs: Any)
 
 def scaled(d_model: int, num_heads: int, *, of: str, factor: float, **kwargs: Any) -> Projection:
     """The projection `of` that name, with W_Q and W_K times a factor: initial logits grow by the factor's square."""
-    made = PROJECTIONS[_checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
+    made = PROJECTIONS[checks.one_of("of", of, PROJECTIONS)](d_model, num_heads, **kwargs)
     with torch.no_grad():
         for weight in (made.weight_q, made.weight_k):
             weight.mul_(factor)
@@ -123,7 +123,7 @@ class _Turned(nn.Module):
             table = angles(0, x.shape[1], q.shape[-1], device=x.device)
             wide = torch.promote_types(q.dtype, torch.float32)
             cos, sin = table.cos().to(wide), table.sin().to(wide)
-            q, k = (turn(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
+            q, k = (apply_rotary(upcast(one), cos, sin).to(one.dtype) for one in (q, k))
         return q, k
 
 
@@ -161,7 +161,7 @@ def random_feature_heads(
     **kwargs: Any,
 ) -> MultiheadAttention:
     """FAVOR+ with m features on orthogonal rows, which are drawn once for each layer and stay fixed."""
-    d_model, num_heads = _checks.heads(d_model, num_heads)
+    d_model, num_heads = checks.heads(d_model, num_heads)
     kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
     attention = RandomFeatureAttention(d_model // num_heads, m, **kind)
     return MultiheadAttention(d_model, num_heads, attention=attention, **kind, **kwargs)
@@ -171,5 +171,5 @@ def synthesizer_heads(
     d_model: int, num_heads: int, *, max_length: int, form: str = "fast", **kwargs: Any
 ) -> SynthesizerAttention:
     """A Synthesizer as one kind of heads among others. It has only one form, which serves as both."""
-    _checks.one_of("form", form, ("reference", "fast"))
+    checks.one_of("form", form, ("reference", "fast"))
     return SynthesizerAttention(d_model, num_heads, max_length, **kwargs)

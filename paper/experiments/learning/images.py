@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho._checks import one_of
-from ortho.attention.untrained.patterns import Shift
+from ortho.attention.positional.patterns import Shift
+from ortho.checks import one_of
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
-from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.devices import by_device
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs, tested
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ortho._checks import positive_int
-from ortho.attention.sparse.window import Window
+from ortho.checks import positive_int
 from ortho.cost import Cost
 from ortho.cost.layers import layer, positional_heads, stopped_layer, synthesizer
 from ortho.layers.multihead import MultiheadAttention
@@ -69,7 +68,7 @@ def kinds(N: int) -> dict[str, Kind]:
             f"{prefix}delta": _by_name(projection, "delta"),
             f"{prefix}window": Kind(
                 partial(window_heads, width=width, **own),
-                partial(layer, attention="window", pattern=Window(width), **own),
+                partial(layer, attention="window", width=width, **own),
                 {"window": width},
             ),
             f"{prefix}FAVOR+": Kind(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho._checks import one_of, positive_int, share
+from ortho.checks import one_of, positive_int, probability
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import budgets, fitting, ladder_analysis, rates
 from paper.experiments.learning.budgets import COOLING, WARM_UP
@@ -112,7 +112,7 @@ def case(
         "convolution": fitting.not_negative("convolution", convolution),
         "budget": budgets.checked_budget(budget),
         "seed": fitting.not_negative("seed", seed),
-        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else share("rate", rate),
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else probability("rate", rate),
         **size,
         "d_ff": 4 * size["d"],
         "validated": VALIDATED,
@@ -120,8 +120,8 @@ def case(
     }
 
 
-def short(case: Case) -> Case:
-    """The case at the least budget, with as few windows as the test has parts, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case at the least budget, with as few windows as the test has parts, for golden runs."""
     return case | {"budget": 1, "base": WARM_UP + 10, "tested": BLOCKS, "validated": ROWS}
 
 

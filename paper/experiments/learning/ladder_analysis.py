@@ -18,8 +18,8 @@ from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads
 from ortho.layers.induction import SINK
-from paper.experiments.engine.records import Record, of_judged_devices, pooled
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.devices import by_devices, of_judged_devices, pooled
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.ngram_heads import ngram_heads
@@ -136,6 +136,17 @@ def blocks(records: Iterable[Record], of: Key, budget: int) -> dict[int, Array]:
         if counts(record) and key(record) == of and "test_bits" in part:
             found[int(record["configuration"]["seed"])] = np.array(part["test_bits"])
     return found
+
+
+def blocks_between(records: Sequence[Record], of: Key, budget: float) -> dict[int, Array]:
+    """`blocks` at any budget, between powers of two linearly in the logarithm; none beyond what runs have passed."""
+    below = 2 ** int(log2(budget))
+    share = log2(budget / below)
+    low = blocks(records, of, below)
+    if not share:
+        return low
+    high = blocks(records, of, 2 * below)
+    return {seed: low[seed] + share * (high[seed] - low[seed]) for seed in low.keys() & high.keys()}
 
 
 def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float) -> Tested | None:

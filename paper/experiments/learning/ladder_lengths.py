@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 from statistics import mean
 
-from ortho._checks import one_of, positive_int
-from paper.experiments.engine.records import Case, Record, pooled
-from paper.experiments.engine.tables import by_devices
+from ortho.checks import one_of, positive_int
+from paper.experiments.devices import by_devices, pooled
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import ladder, ladder_analysis, rates
 from paper.experiments.learning.ladder_analysis import RIVAL, SELECTIVE, Tested
 
@@ -26,7 +26,7 @@ SEEN = BUDGET * ladder.BASE * BYTES  # bytes that a model has read in the end
 SEEDS = ladder.SEEDS[2:]
 TIMES = {RIVAL: (1, 2, 4), SELECTIVE: (1,), CONTROL: (1, 2, 4)}  # the rate chosen there
 
-run, short, work, line = ladder.run, ladder.short, ladder.work, ladder.line
+run, smoke_case, work, line = ladder.run, ladder.smoke_case, ladder.work, ladder.line
 
 
 def case(

@@ -6,7 +6,7 @@ Their figures are stored, so that readers of the pages do not need the novels.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ortho._checks import one_of, positive_int
+from ortho.checks import one_of, positive_int
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting
 from paper.experiments.learning.ladder import BASE, LONGEST, SIZES, TEXTS
@@ -27,8 +27,8 @@ def case(name: str, budget: int, *, device: str = "cpu") -> Case:
     return {"device": device, "text": name, "budget": budget, "windows": windows, "bytes": BYTES, **sizes}
 
 
-def short(case: Case) -> Case:
-    """The case with few windows, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case with few windows, for golden runs."""
     return case | {"budget": 1, "windows": 64, "tested": 64}
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ortho._checks import one_of, share
+from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import BESIDE, arms, baseline, matched_steps, matched_width, training_flop

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from ortho._checks import one_of, positive_int
 from ortho.attention import MECHANISMS
+from ortho.checks import one_of, positive_int
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.benchmark import assert_close
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, studies
 from paper.experiments.learning import study as learning
 from paper.experiments.learning.study import Study
+from paper.experiments.speed.benchmark import assert_close
 from paper.tasks.task import Batch, check_answers
 from paper.theory.positionalness import head_weights, nearest_pattern, positionalness
 
@@ -89,7 +89,7 @@ def cases(device: str) -> list[Case]:
     ]
 
 
-short = fitting.short
+smoke_case = fitting.smoke_case
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:

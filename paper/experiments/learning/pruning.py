@@ -17,8 +17,8 @@ import torch
 
 from ortho.layers.block import TransformerBlock
 from ortho.models.encoder_decoder import EncoderDecoder
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting, rates, translating
 
 TASK, ARM = "transduction", "8 learned"
@@ -45,7 +45,7 @@ def cases(device: str) -> list[Case]:
     return [case(seed, device=device) for seed in SEEDS] if rates.chosen(TASK, known) is not None else []
 
 
-short = fitting.short
+smoke_case = fitting.smoke_case
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paper._files import written_whole
-from paper.experiments.engine.records import Case, Record, on_cpu
+from paper.experiments.devices import on_cpu
+from paper.experiments.engine.records import Case, Record
 
 TUNING = 0  # the seed whose runs choose the rates
 WIDTH = 64  # for which rates are listed

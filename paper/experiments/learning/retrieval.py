@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, rates, retrieval_analysis
 from paper.experiments.learning.ladder_arms import CONVOLUTION
@@ -102,7 +102,7 @@ def cases(device: str) -> list[Case]:
     return [*tuning, *counted]
 
 
-short = fitting.short
+smoke_case = fitting.smoke_case
 
 
 def run(case: Case) -> dict[str, Any]:

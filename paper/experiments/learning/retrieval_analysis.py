@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from paper.experiments.engine.records import Record, pooled
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.devices import by_devices, pooled
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
 from paper.experiments.learning.analysis import grouped, seed
 from paper.experiments.learning.retrieval_tasks import (

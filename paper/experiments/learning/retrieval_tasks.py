@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from paper.experiments.learning import ladder_arms
 from paper.experiments.learning.ladder_arms import CONVOLUTION, Arm
 from paper.tasks import copying, mqar, needle, ngrams

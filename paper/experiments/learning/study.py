@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ortho._checks import describe, one_of
+from ortho.checks import describe, one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case
 from paper.experiments.engine.runner import Experiment
@@ -140,16 +140,14 @@ def work(case: Case) -> float:
 
 def experiment(study: Study) -> Experiment:
     """The experiment of a study."""
-    example = case(study, next(iter(study.arms)))
-    return fitting.experiment(
+    return Experiment(
         study.name,
         study.title,
-        example,
-        tests=tuple(study.task.tests),
         cases=partial(cases, study),
         run=partial(run, study),
         work=work,
         label=fitting.label,
         line=analysis.line,
         show=analysis.table,
+        smoke_case=fitting.smoke_case,
     )

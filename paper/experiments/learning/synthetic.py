@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
 from paper.experiments.learning import fitting
 from paper.experiments.learning.analysis import grouped, seed, tested
 from paper.experiments.learning.arms import arms

@@ -20,14 +20,15 @@ from typing import Any
 
 import torch
 
-from ortho._checks import one_of, positive_int
-from ortho.attention.untrained.positional_attention import SEVEN
+from ortho.attention.positional.positional_attention import SEVEN
+from ortho.checks import one_of, positive_int
 from ortho.cost.models import encoder_decoder
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.engine.records import Case, Record, by_device
+from paper.experiments.devices import by_device
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs
 from paper.experiments.learning.rates import TUNING

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.engine.records import Case, Record, pooled
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.devices import by_devices, pooled
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, budgets, fitting, rates, translating
 from paper.experiments.learning.analysis import Runs
 from paper.experiments.learning.rates import TUNING
@@ -83,8 +83,8 @@ def case(
     return {**kept, **size, "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate}
 
 
-def short(case: Case) -> Case:
-    """The case at the least budget, for runs that compare two codes."""
+def smoke_case(case: Case) -> Case:
+    """The case at the least budget, for golden runs."""
     return case | {"budget": 1, "base": budgets.WARM_UP + 10, "tested": BLOCKS, "looked": 16}
 
 

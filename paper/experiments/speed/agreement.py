@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of
 from ortho.attention import MECHANISMS
+from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine import benchmark
 from paper.experiments.engine.records import Case, Record
+from paper.experiments.speed import benchmark
 
 SEEDS = {"weights": 0, "inputs": 1}
 DTYPES = ("float32", "bfloat16", "float16")

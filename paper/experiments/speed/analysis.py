@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paper.experiments.engine.benchmark import PASSES, PHASES
 from paper.experiments.engine.records import Record
+from paper.experiments.speed.benchmark import PASSES, PHASES
 
 Row = dict[str, Any]
 Quartiles = tuple[float, float, float]

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from ortho._checks import one_of
 from ortho.attention.recurrence import CHUNK
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import PASSES, Budget, Timing
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
-from paper.experiments.speed import attention_analysis
+from paper.experiments.speed import attention_analysis, benchmark
 from paper.experiments.speed import attention_variants as variants
 from paper.experiments.speed.attention_variants import SETS, YARDSTICK, Attention, Operands
+from paper.experiments.speed.benchmark import PASSES, Budget, Timing
 
 SEEDS = {"inputs": variants.SEED, "order": 1}
 
@@ -193,5 +192,5 @@ line, table = attention_analysis.line, attention_analysis.table
 
 def label(case: Case) -> str:
     """A case in a few words."""
-    words = [case["arms"], f"N={case['N']}", case["dtype"]]
+    words = [case["arms"], f"N={case['N']}", case["dtype"], *([] if case["K"] == 64 else [f"K={case['K']}"])]
     return " ".join(words + (["compiled"] if case["compiled"] else []))

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ortho._checks import expect
-from paper.experiments.engine.records import Record, by_device
-from paper.experiments.engine.tables import by_devices
+from ortho.checks import expect
+from paper.experiments.devices import by_device, by_devices
+from paper.experiments.engine.records import Record
 from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
 

@@ -9,6 +9,7 @@ Gates are operands of an arm like q, k and v, and have gradients like them.
 from collections.abc import Callable
 from functools import cache, partial
 from inspect import signature
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -19,16 +20,16 @@ from ortho.attention import MECHANISMS
 from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.backends import BACKENDS, backend_attention
-from ortho.attention.sparse.flex import flex_pattern_attention
-from ortho.attention.sparse.pattern import Pattern
+from ortho.attention.sparse.block_sparse import Blocks
+from ortho.attention.sparse.pattern import Pattern, pattern_of
 from ortho.attention.sparse.window import Window
 from ortho.cost import Cost
-from paper.experiments.engine.benchmark import assert_all_close, dtype, rounding_error
 from paper.experiments.engine.records import Case
+from paper.experiments.speed.benchmark import assert_all_close, dtype, rounding_error
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
 KERNELS = (*BACKENDS, FLEX)
-COMPILED_PATTERNS = ("window", "block-sparse", "dilated", "strided", "fixed")
+COMPILED_PATTERNS = ("window", "block-sparse", "dilated", "local-strided", "fixed")
 SETS = {
     "exact": (YARDSTICK, "sdpa causal", "flash", "flash causal", MATERIALISED, "materialised causal"),
     "kernels": tuple(
@@ -50,14 +51,16 @@ SETS = {
     "dynamic": (YARDSTICK, "sdpa causal"),
 }
 # Sets that also contain every other mechanism of a family, except these arms: another set times them, or they are one
-# of two heads that 'strided' and 'fixed' time together.
+# of two heads that 'local-strided' and 'fixed' time together.
 FAMILIES = {
     "family": ("linear", SETS["main"]),
     "memories": ("recurrent", SETS["delta"]),
-    "patterns": ("sparse", ("columns", "summaries")),
+    "patterns": ("sparse", ("strided", "fixed-columns")),
     "dynamic": ("selected", ()),
 }
-SAVED_BYTES = 2**29  # arms of a family that keep more than this for the backward pass are left out
+# Arms of a family that keep more than 512 MiB for the backward pass from this length on are left out; the channels'
+# decays only with heads of 128.
+TOO_LARGE = {"taylor": 4096, "kda": 4096, "vector-gated": 4096, "sparse-linear": 16384}
 
 SEED = 0
 EVERYWHERE = 2**30  # the width of a window that leaves nothing out
@@ -76,8 +79,13 @@ def arms_of(case: Case) -> tuple[str, ...]:
     family, left_out = FAMILIES.get(case["arms"], ("", ()))
     named = {arm.split()[0] for arm in left_out}
     others = [m for m in MECHANISMS.values() if m.family == family and m.name not in named]
-    names = [f"{m.name}{way}" for m in others for way in _ways(m)]
-    return *arms, *(name for name in names if declared(case, name).saved_bytes <= SAVED_BYTES)
+    served = [m for m in others if not _too_large(m.name, case)]
+    return *arms, *(f"{m.name}{way}" for m in served for way in _ways(m))
+
+
+def _too_large(name: str, case: Case) -> bool:
+    wide = case["arms"] != "memories" or case["K"] >= 128
+    return wide and case["N"] >= TOO_LARGE.get(name, inf)
 
 
 def _ways(mechanism: Mechanism) -> list[str]:
@@ -92,7 +100,7 @@ def function(arm: str, chunk: int) -> Attention:
     kernel = by_name(arm)
     if kernel == FLEX:
         pattern = Window(EVERYWHERE) if name == YARDSTICK else _pattern(name)
-        return partial(flex_pattern_attention, pattern=pattern, is_causal=causal)
+        return partial(flex, pattern=pattern, is_causal=causal)
     if name == YARDSTICK:
         if kernel:
             return partial(backend_attention, backend=kernel, is_causal=causal)
@@ -119,7 +127,33 @@ def _window(N: int, device: torch.device) -> Tensor:
 
 def _pattern(name: str) -> Pattern:
     """The pattern of a sparse mechanism."""
-    return cast(partial[Tensor], MECHANISMS[name].fast).keywords["pattern"]
+    return cast(Pattern, pattern_of(MECHANISMS[name]))
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern, is_causal: bool) -> Any:
+    """Attention over a pattern's pairs by PyTorch's compiled FlexAttention (Dong et al. 2024, arXiv:2412.05496)."""
+    return _flex_kernel()(q, k, v, block_mask=_flex_mask(pattern, is_causal, q.shape[-2], q.device))
+
+
+@cache
+def _flex_kernel() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+
+@cache
+def _flex_mask(pattern: Pattern, is_causal: bool, N: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    # The rule is traced, so it cannot read numbers, such as how many blocks there are, from positions.
+    table = pattern.mask(N, is_causal=is_causal, device=device) if isinstance(pattern, Blocks) else None
+
+    def kept(_: Tensor, __: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return pattern.rule(is_causal)(i, j) if table is None else table[i, j]
+
+    with torch.inference_mode(False):  # it outlives the call
+        return create_block_mask(kept, None, None, N, N, device=str(device))
 
 
 def definition(arm: str) -> Attention:

@@ -16,21 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
+from ortho.checks import one_of
 from ortho.cost.attention import DecodeCost, decoded
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
-from paper.experiments.speed import attention_variants
+from paper.experiments.speed import attention_variants, benchmark
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
 from paper.experiments.speed.attention_analysis import exponent
+from paper.experiments.speed.benchmark import Budget, Timing
 
 FAMILIES = {
-    "softmax": ("softmax", "positions"),
+    "softmax": ("softmax", "position_bias"),
     "recurrent": ("linear", "recurrent"),
     "patterns": ("sparse",),
     "dynamic": ("selected",),

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of, positive_int
 from ortho.attention.cache import Cache
+from ortho.checks import one_of, positive_int
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, assert_close
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
+from paper.experiments.speed.benchmark import Budget, assert_close
 
 MODEL = "GPT-2 medium"
 STANDARD = "learned"

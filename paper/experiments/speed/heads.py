@@ -15,9 +15,8 @@ from ortho import cost
 from ortho.cost.layers import hybrid
 from ortho.layers.block import TransformerBlock
 from ortho.layers.hybrid import HybridAttention
-from paper.experiments.engine import benchmark
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed import training_step, value_gradient
+from paper.experiments.speed import benchmark, training_step, value_gradient
 from paper.experiments.speed.analysis import Row
 from paper.experiments.speed.training_step import STANDARD, on_gpu
 

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import expect
 from ortho.adapters.conversion import to_standard
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget
+from ortho.checks import expect
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
-from paper.experiments.speed import training_step
+from paper.experiments.speed import benchmark, training_step
 from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of
+from paper.experiments.speed.benchmark import Budget
 
 ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}

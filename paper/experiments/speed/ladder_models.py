@@ -6,12 +6,11 @@ Arms whose layers lack the short convolution have 'without convolution' after th
 from functools import partial
 from typing import Any
 
-from ortho._checks import one_of
-from paper.experiments.engine import benchmark
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
-from paper.experiments.speed import language_models
+from paper.experiments.speed import benchmark, language_models
 from paper.experiments.speed.language_models import BUDGETS, CALLS, SEEDS, STEP_SECONDS
 from paper.tasks import text
 from paper.training import Trainer

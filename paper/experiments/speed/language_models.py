@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ortho._checks import one_of
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget
-from paper.experiments.engine.records import Case, Record, on_cpu
-from paper.experiments.engine.tables import by_devices
+from ortho.checks import one_of
+from paper.experiments.devices import by_devices, on_cpu
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import by_arm, quartiles
+from paper.experiments.speed.benchmark import Budget
 from paper.tasks import text
 from paper.tasks.task import Task
 from paper.training import Trainer

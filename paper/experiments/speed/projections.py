@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import one_of, positive_int
 from ortho.heads import split_heads
+from ortho.checks import one_of, positive_int
 from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
+from paper.experiments.speed.benchmark import Budget, Timing
 
 DENSE = "dense"
 ROUNDS = {"structured": 1, "structured, 2 rounds": 2, "structured, 3 rounds": 3}

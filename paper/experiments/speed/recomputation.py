@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of
-from ortho.cost.models import RecomputedCost, recomputed
+from ortho.checks import one_of
+from ortho.cost import Cost
+from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
+from paper.experiments.speed.benchmark import Budget, Timing
 
 KEPT, MATERIALISED, SELECTIVE = "kept", "materialised", "attention again"
 ALIKE = {SELECTIVE: MATERIALISED}  # the arm that an arm must agree with and is compared with; by default `KEPT`
@@ -55,7 +56,7 @@ def arms_of(case: Case) -> tuple[str, ...]:
     return KEPT, *segments_of(case), MATERIALISED, SELECTIVE
 
 
-def declared(case: Case, arm: str) -> RecomputedCost | None:
+def declared(case: Case, arm: str) -> Cost | None:
     """The closed form of an arm whose blocks are recomputed whole, or kept; None for other arms."""
     segments = {KEPT: 0, **segments_of(case)}.get(arm)
     if segments is None:

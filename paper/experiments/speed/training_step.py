@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from ortho import cost
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Arm, Budget, assert_all_close, trained
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds
+from paper.experiments.speed.benchmark import Arm, Budget, assert_all_close, trained
+from paper.memory import layer_bytes
 
 STANDARD = "learned"
 VARIANTS = (STANDARD, "frozen", "stopped")
@@ -248,8 +249,16 @@ def speedups(records: Iterable[Record], declared: Declared = declared) -> list[R
     return rows
 
 
-def memory(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
-    """One row per record and arm: the bytes measured, and `declared_saved_bytes` of the closed form.
+def saved_bytes(case: Mapping[str, Any], variant: str) -> int:
+    """Bytes that autograd keeps of a case's batch."""
+    kind: dict[str, Any] = {name: case[name] for name in ("scope", "causal")}
+    kind |= {"input_grad": case["input_grad"]} if case["scope"] == "layer" else {}
+    of_one = layer_bytes(case["N"], case["d"], case["H"], dtype=benchmark.dtype(case), projection=variant, **kind)
+    return int(case["B"]) * of_one
+
+
+def memory(records: Iterable[Record]) -> list[Row]:
+    """One row per record and arm: the bytes measured, and `counted_saved_bytes`, as autograd keeps them on a CPU.
 
     Measured: `saved_bytes` on a CPU, counted from autograd's graph; `peak_bytes` and `activation_bytes` on CUDA. For
     each the row also has the ratio to the standard arm's (`peak_bytes_ratio`).
@@ -261,8 +270,8 @@ def memory(records: Iterable[Record], declared: Declared = declared) -> list[Row
             facts, standard = record["facts"][arm], record["facts"].get(like, {})
             measured = {name: value for name, value in facts.items() if name.endswith("_bytes")}
             ratios = {f"{name}_ratio": value / standard[name] for name, value in measured.items() if standard.get(name)}
-            saved = declared(record["configuration"], variant).saved_bytes
-            rows.append(row_of(record, arm=arm, variant=variant, **measured, **ratios, declared_saved_bytes=saved))
+            saved = saved_bytes(record["configuration"], variant)
+            rows.append(row_of(record, arm=arm, variant=variant, **measured, **ratios, counted_saved_bytes=saved))
     return rows
 
 

@@ -11,10 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from ortho.attention.mechanism import causal_pairs
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
 from ortho.attention.softmax.frozen_qk import channels, frozen_qk_attention, frozen_qk_cost
-from paper.experiments.engine import benchmark
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
-from paper.experiments.speed import training_step
+from paper.experiments.speed import benchmark, training_step
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
 from paper.experiments.speed.training_step import BUDGETS, SEEDS
 

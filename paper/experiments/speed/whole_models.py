@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho._checks import one_of
+from ortho.checks import one_of
 from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
-from ortho.cost.models import step_memory
-from paper.experiments.engine import benchmark
-from paper.experiments.engine.benchmark import Budget, Timing, assert_all_close
+from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.engine.tables import by_devices
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds
+from paper.experiments.speed.benchmark import Budget, Timing, assert_all_close
 from paper.experiments.speed.training_step import STANDARD, VARIANTS
+from paper.memory import model_bytes, step_memory
 
 MATMUL = "matmul"
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
@@ -175,8 +175,8 @@ def rows(records: Iterable[Record]) -> list[Row]:
     `speedup` of forward and backward and `speedup_with_optimiser`, over the standard model within repetitions, and the
     `seconds` of a whole step are (q1, median, q3); `bound` is the ratio of the matrix products' FLOPs. `rate` is FLOPs
     a second of the step's products, without the optimiser's time, and `of_matmul` its share of the rate of the square
-    product timed beside. Bytes are given as measured, and as the closed form says (`declared_…`): those of activations,
-    and those of all that a step holds.
+    product timed beside. Bytes are given as measured. `counted_saved_bytes` are those of activations, as autograd keeps
+    them on a CPU, and `declared_bytes` with them those of all that a step holds.
     """
     found = []
     for record in records:
@@ -193,8 +193,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
             row["of_matmul"] = row["rate"] / reached if reached else None
             facts = record["facts"].get(arm, {})
             row |= {name: value for name, value in facts.items() if name.endswith("_bytes")}
-            row["declared_saved_bytes"] = cost.saved_bytes
-            row["declared_bytes"] = sum(step_memory(cost).values())
+            kept = model_bytes(case["model"], case["B"], dtype=benchmark.dtype(case), projection=arm)
+            row["counted_saved_bytes"] = kept
+            row["declared_bytes"] = sum(step_memory(cost, kept).values())
             found.append(row)
     return found
 

@@ -1,0 +1,276 @@
+"""Shared by the mechanisms that select pairs by the contents of queries and keys.
+
+A selection is made once and is not differentiated: gradients reach only the scores and values of the selected pairs.
+Both forms of a mechanism select with the same function, in float32 at least, so that rounding cannot make them differ.
+Definitions work on the leading axes of the caller; fast forms on G sequences, `flat`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import wraps
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from ortho import checks
+from ortho._cost import Cost
+from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.call import Call, no_autocast, upcast, with_options
+from ortho.attention.mechanism import CostedCall, closed_form
+from ortho.attention.scores import masked_softmax
+from ortho.attention.softmax.softmax_attention import materialised_cost
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask
+from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+
+# Scores processed together: as many as in a few tiles of a fused kernel, so that memory stays linear.
+SCORES = 2**22
+
+# --------------------------------------------------------------------------------------------- what a call may reach
+
+
+def first_position(call: Call) -> int:
+    """The position of the first query; the first key's is 0. In a causal call the last query stands at the last key."""
+    return call.k.shape[-2] - call.q.shape[-2] if call.is_causal else call.past
+
+
+def positions(call: Call) -> Int[Tensor, "N"]:
+    """The queries' positions."""
+    first = first_position(call)
+    return torch.arange(first, first + call.q.shape[-2], device=call.q.device)
+
+
+def reachable(call: Call, queries: slice = slice(None)) -> Bool[Tensor, "*batch n M"]:
+    """Whether each query could attend to each key."""
+    i, j = positions(call)[queries, None], torch.arange(call.k.shape[-2], device=call.k.device)
+    free = j <= i if call.is_causal else torch.ones_like(i + j, dtype=torch.bool)
+    free = free if call.key_mask is None else free & call.key_mask[..., None, :]
+    return free.expand(*call.q.shape[:-2], *free.shape[-2:])
+
+
+def products(x: Float[Tensor, "*batch n K"], y: Float[Tensor, "*batch m K"]) -> Float[Tensor, "*batch n m"]:
+    """The products of rows by which choices are made, in float32, without a gradient.
+
+    Equal rows have equal products, whatever their place and number: how a product rounds depends on these, so it is
+    computed in float64, where that changes its rounding to float32 in one of 1e8 cases.
+    """
+    found = x.detach().double() @ y.detach().double().mT
+    return found.float().clamp(min=torch.finfo(torch.float32).min)  # -inf stands for pairs that may not be chosen
+
+
+def tiles_of_queries(call: Call, width: int) -> Iterator[slice]:
+    """All queries, in tiles of about `SCORES` numbers each, `width` numbers per query."""
+    N = call.q.shape[-2]
+    step = max(1, SCORES // (prod(call.q.shape[:-2]) * width))
+    for start in range(0, N, step):
+        yield slice(start, min(N, start + step))
+
+
+def new_keys(call: Call) -> Float[Tensor, "*batch M K"]:
+    """The keys that are not from a state, without a gradient."""
+    return call.k.detach()[..., call.past :, :]
+
+
+def continued(call: Call, name: str, numbers: Tensor) -> Tensor:
+    """Numbers of the new keys (..., M) after those of earlier keys, the only other part of the state."""
+    if not call.past:
+        return numbers
+    (earlier,) = call.state
+    return torch.cat([checks.carried(name, earlier, (*numbers.shape[:-1], call.past), numbers), numbers], -1)
+
+
+def mask_function(body: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a `Call`, which says what is kept of all pairs, as a function of q and k. In a causal call the last
+    query is at the last key's position."""
+
+    def pairs(
+        q: Float[Tensor, "*batch N K"],
+        k: Float[Tensor, "*batch M K"],
+        *,
+        is_causal: bool = False,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        scale: float | None = None,
+        **options: Any,
+    ) -> Any:
+        checks.operands(q, k, k, is_causal=False, attn_mask=attn_mask)
+        with no_autocast(q):
+            x, y = upcast(q), upcast(k)
+            return body(Call(x, y, y, is_causal, attn_mask, scale), **options)
+
+    return with_options(pairs, body)
+
+
+# ------------------------------------------------------------------------------------------- attending to what is kept
+
+
+def attend_to_mask(call: Call, kept: Bool[Tensor, "*batch N M"]) -> Float[Tensor, "*batch N V"]:
+    """Softmax attention over the kept pairs, by its formula; zeros for a query without any."""
+    scores = call.q @ call.k.mT * call.factor
+    return masked_softmax(scores, ~kept, empty_rows=True) @ call.v
+
+
+def flat(call: Call) -> Call:
+    """The call on G sequences along one leading axis, with a mask (G, 1, M) of keys or none."""
+    q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (call.q, call.k, call.v))
+    mask = None if call.key_mask is None else call.key_mask.reshape(-1, 1, k.shape[-2])
+    return replace(call, q=q, k=k, v=v, attn_mask=mask)
+
+
+def attend_to_block_masks(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
+    """Softmax attention over the pairs of the block masks; each sequence has its own."""
+    kwargs: dict[str, Any] = {"scale": call.factor, "start": first_position(call), "attn_mask": call.attn_mask}
+    return tiled_attention(call.q, call.k, call.v, block_masks, **kwargs)
+
+
+def attend_joined(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
+    """Softmax attention over the pairs of the block masks, all sequences as one: query i of sequence g is at g N + i,
+    key j at g M + j. So a tiling's rule can look up numbers that belong to single tokens."""
+    q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
+    return tiled_attention(q, k, v, block_masks, scale=call.factor).reshape(*call.q.shape[:2], -1)
+
+
+def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
+    """Each sequence's token numbers, below `size`, as numbers in all sequences as one; `ABSENT` stays."""
+    offsets = size * torch.arange(len(numbers), device=numbers.device)
+    return torch.where(numbers < 0, numbers, numbers + offsets.view(-1, *(1,) * (numbers.dim() - 1)))
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+
+def best(scores: Float[Tensor, "... M"], k: int) -> Bool[Tensor, "... M"]:
+    """True for the `k` highest of each row, the first of equal ones; never for -inf."""
+    there = scores > -torch.inf
+    if k >= scores.shape[-1]:
+        return there
+    highest = scores.topk(k).values
+    least = highest[..., -1:]
+    level = scores == least
+    room = (highest == least).sum(-1, keepdim=True)
+    return ((scores > least) | (level & (level.cumsum(-1, dtype=torch.int32) <= room))) & there
+
+
+def positions_of(kept: Bool[Tensor, "... M"], k: int) -> Int[Tensor, "... k"]:
+    """The positions of the first `k` True in each row, filled up with `ABSENT`."""
+    M = kept.shape[-1]
+    number = torch.arange(M, dtype=torch.int32, device=kept.device)
+    found = torch.where(kept, number, M).topk(min(k, M), largest=False, sorted=True).values.long()
+    return found.masked_fill_(found == M, ABSENT)
+
+
+def best_positions(scores: Float[Tensor, "... M"], k: int) -> Int[Tensor, "... k"]:
+    """The positions of the `k` highest of each row."""
+    return positions_of(best(scores, k), k)
+
+
+def mask_of(positions: Int[Tensor, "*batch N k"], M: int) -> Bool[Tensor, "*batch N M"]:
+    """True at these positions."""
+    mask = torch.zeros(*positions.shape[:-1], M + 1, dtype=torch.bool, device=positions.device)
+    return mask.scatter(-1, torch.where(positions < 0, M, positions), True)[..., :M]  # not in place, for vmap
+
+
+_drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
+
+
+def drawn_once(name: str, draw: Callable[..., Tensor], seed: int, x: Float[Tensor, "*batch N K"]) -> Tensor:
+    """draw(K, generator=...), in float32 at least, on the device of x: drawn once for each width, dtype and device.
+
+    A separate thread draws, as in `favor.default_rows`, so that no mode of the caller affects what outlives the call.
+    """
+    key = (name, x.shape[-1], torch.promote_types(x.dtype, torch.float32), x.device)
+    if key not in _drawn:
+        with ThreadPoolExecutor(1) as thread:
+            generator = torch.Generator().manual_seed(seed)
+            _drawn[key] = thread.submit(lambda: draw(key[1], generator=generator).to(x.device, key[2])).result()
+    return _drawn[key]
+
+
+def leaked_pairs(select: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:
+    """The number of pairs of the first `cut` tokens that are selected only with, or only without, the later tokens. The
+    mask is `select(q, k)` (..., N, M), of queries and keys of the same tokens."""
+    whole, alone = select(q, k), select(q[..., :cut, :], k[..., :cut, :])
+    return int((whole[..., :cut, :cut] != alone).sum())
+
+
+def left_out(kept: Bool[Tensor, "*batch N M"]) -> int:
+    """The number of queries that may not attend to any key."""
+    return int((~kept.any(-1)).sum())
+
+
+# ------------------------------------------------------------------------------------------------- tiles of one label
+
+
+class Tiles(NamedTuple):
+    """Tokens in tiles of B with the same label, in their order."""
+
+    positions: Int[Tensor, "G T B"]
+    labels: Int[Tensor, "G T"]  # of the tiles; `ABSENT` for a tile that is not needed
+    first: Int[Tensor, "G L"]  # first tile of each label
+    starts: Int[Tensor, "G L"]  # number of tokens with lower labels
+    sizes: Int[Tensor, "G L"]
+
+
+def tile_count(tokens: int, labels: int, size: int) -> int:
+    """A number of tiles of `size`, with one label each, that is enough for any tokens with labels below `labels`."""
+    return (tokens + min(labels, tokens) * (size - 1)) // size
+
+
+def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
+    """Tokens with labels below `count` in tiles of `size`; without those that are `ABSENT`."""
+    (G, n), T = labels.shape, tile_count(labels.shape[1], count, size)
+    number, absent = torch.arange(n, device=labels.device).expand(G, n), labels < 0
+    label = labels.masked_fill(absent, count)
+    sizes = labels.new_zeros(G, count + 1).scatter_add_(1, label, torch.ones_like(label))
+    starts = sizes.cumsum(1) - sizes
+    tiles = -(-sizes // size)
+    first = tiles.cumsum(1) - tiles
+    order = label.argsort(dim=1, stable=True)
+    rank = torch.empty_like(label).scatter_(1, order, number) - starts.gather(1, label)
+    tile = (first.gather(1, label) + rank // size).masked_fill(absent, T)  # the last tile, which is left out below
+    positions = labels.new_full((G, (T + 1) * size), ABSENT)
+    positions.scatter_(1, tile * size + (rank % size).masked_fill(absent, 0), number)
+    of_tiles = labels.new_full((G, T + 1), ABSENT).scatter_(1, tile, labels)
+    return Tiles(
+        positions.unflatten(1, (-1, size))[:, :T],
+        of_tiles[:, :T],
+        first[:, :count],
+        starts[:, :count],
+        sizes[:, :count],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+class Selecting(NamedTuple):
+    """The cost of a call on one sequence: choosing pairs, and attending to them. The positions and tables that say what
+    was selected are not counted."""
+
+    choosing: Size  # FLOPs
+    last_choosing: Size  # FLOPs for the last query alone
+    work: Size  # pairs computed by the fast form
+    last_work: Size
+    keys: Size  # of the state
+    numbers: Size = 0  # of the state besides keys and values, in float32 at least
+    integers: Size = 0
+
+
+def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
+    """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
+
+    The reference form computes all pairs, the fast one only the work of the block_masks.
+    """
+
+    @wraps(selecting)
+    def cost(call: CostedCall, **options: Any) -> Cost:
+        (G, N, K, V), itemsize = call.sizes, call.itemsize
+        spent = selecting(N, K, form=call.form, causal=call.causal, **options)
+        fast = call.form == "fast"
+        attending = tiled_cost(call, spent.work, spent.last_work) if fast else materialised_cost(call)
+        held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
+        return replace(attending, state_bytes=G * held) + Cost(
+            forward=G * spent.choosing, decode=G * spent.last_choosing
+        )
+
+    return closed_form(cost)

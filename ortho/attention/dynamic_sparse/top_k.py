@@ -1,0 +1,101 @@
+r"""Top-k attention: each query attends to the `num_keys` keys with its highest scores (Gupta et al. 2021,
+arXiv:2106.06899).
+
+To find these, every score is computed, 2 N M K operations as in softmax attention. Only the product with the values and
+the memory become cheaper: `num_keys` positions per query are kept instead of M weights. Among keys with equal scores,
+compared in float32, the first are taken. Adding or removing a key can change a query's selection, in a causal call only
+that of later queries.
+"""
+
+import torch
+
+from ortho import checks
+from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho.attention.call import Call, attention_function
+from ortho.attention.dynamic_sparse.selection import (
+    Selecting,
+    attend_to_block_masks,
+    attend_to_mask,
+    best_positions,
+    first_position,
+    flat,
+    mask_function,
+    mask_of,
+    products,
+    reachable,
+    selection_cost,
+    tiles_of_queries,
+)
+from ortho.attention.kernel import uncompiled
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.sparse.block_mask import BlockMask, consecutive
+
+NUM_KEYS = 64
+
+
+def _selected(call: Call, num_keys: int) -> Int[Tensor, "*batch N k"]:
+    """The positions of the keys with each query's highest scores, `ABSENT` where there are fewer keys."""
+    M, found = call.k.shape[-2], []
+    num_keys = min(checks.positive_int("num_keys", num_keys), M)
+    q = call.q.detach() * (
+        (call.factor > 0) - (call.factor < 0)
+    )  # with a negative scale the lowest products score best
+    for tile in tiles_of_queries(call, M):
+        scores = products(q[..., tile, :], call.k).masked_fill(~reachable(call, tile), -torch.inf)  # (..., n, M)
+        found.append(best_positions(scores, num_keys))
+    return torch.cat(found, -2)
+
+
+@mask_function
+def top_k_mask(call: Call, *, num_keys: int = NUM_KEYS) -> Bool[Tensor, "*batch N M"]:
+    """The pairs that are kept. In a causal call the last query is at the last key's position."""
+    return mask_of(_selected(call, num_keys), call.k.shape[-2])
+
+
+@uncompiled
+@attention_function()
+def top_k_attention_reference(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*batch N V"]:
+    """Softmax attention under `top_k_mask`. All keys are kept if there are no more than `num_keys`.
+
+    The state is (keys, values). Raises ValueError for a mask that is not the same for all queries.
+    """
+    return attend_to_mask(call, mask_of(_selected(call, num_keys), call.k.shape[-2]))
+
+
+@uncompiled
+@attention_function()
+def top_k_attention(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*batch N V"]:
+    """`top_k_attention_reference` from the selected keys alone, in float32 at least; not differentiable twice.
+
+    The positions of the selected keys, `num_keys` integers a query, are kept for the backward pass.
+    """
+    x, first = flat(call), first_position(call)
+    N, M = x.q.shape[1], x.k.shape[1]
+    queries, each = consecutive(first, first + N, 1, x.q.device), consecutive(0, M, 1, x.q.device)
+    tiling = BlockMask(queries, each, _selected(x, num_keys))
+    x.attn_mask = None  # hidden keys are not selected
+    return attend_to_block_masks(x, [tiling]).view(*call.q.shape[:-1], -1)
+
+
+@selection_cost
+def top_k_cost(N: Size, K: Size, *, num_keys: Size = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
+    """Closed form of one self-attention call, in either form; a symbol N stands for more than `num_keys`."""
+    kept = min(num_keys, N) if isinstance(N, int) else num_keys
+    return Selecting(
+        choosing=2 * N * N * K,
+        last_choosing=2 * N * K,
+        work=N * kept,
+        last_work=kept,
+        keys=N,
+    )
+
+
+MECHANISM = Mechanism(
+    name="top-k",
+    family="dynamic_sparse",
+    source="Gupta et al. 2021, arXiv:2106.06899",
+    reference=top_k_attention_reference,
+    fast=top_k_attention,
+    cost=top_k_cost,
+    option_names={"k": "num_keys"},
+)

@@ -1,0 +1,375 @@
+r"""Positional patterns: attention weights that are a function of the positions alone, with nothing to train.
+
+A pattern gives the key at j a weight $w(i, j, n)$ in the row of the query at i, where n is how many tokens the row
+sees, and the row is divided by its sum. In a causal call a row sees the tokens up to its own: it is the last row of the
+same pattern on i + 1 tokens. So the weights of later keys are removed and the others renormalised, and a pattern that
+counts from the end of the sequence counts from the query.
+
+The fast forms add a row's sum over the positions before its own (`behind`) and its own term. A call that is not causal
+adds the sum over the positions ahead: the sum `behind` of the mirrored pattern on the mirrored sequence. Positions are
+the last axis.
+
+The patterns are the seven of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last tokens, and
+the Gaussians of You, Sun & Iyyer 2020 (arXiv:2005.00742). The former paper puts its patterns into encoders, seven heads
+beside a learned one. It prints weights of tokens 0 to n - 1 that grow with the cube of the place, $(j + 1)^3$, and does
+not say what a row with nothing to attend to holds.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, exp, pi, sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.functional import embedding, pad
+
+from ortho import checks
+from ortho._typing import Float, Tensor
+from ortho.attention.recurrence import CHUNK
+
+EMPTY = ("zero", "self")
+
+
+@dataclass(frozen=True)
+class PositionalPattern(ABC):
+    """What a head with fixed weights attends to.
+
+    In the fast forms u (..., V, P) are the values at consecutive positions r, integers (P,) or (..., 1, P), and
+    `after`, of the shape of r, is how many positions a row sees after its own: n - 1 - r, or 0 in a causal call.
+    """
+
+    name: str
+    wide: ClassVar[bool] = False  # whether the sums need float64
+
+    @abstractmethod
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        """w(i, j, n), at least 0, before normalisation; for integers, and for tensors that broadcast."""
+
+    @abstractmethod
+    def mirrored(self) -> "PositionalPattern":
+        """The pattern with start and end of the sequence exchanged."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether rows are divided by their sums."""
+        return True
+
+    @property
+    @abstractmethod
+    def vectors(self) -> int:
+        """How many vectors a row needs from the positions before its own; 0 if it does not look there."""
+
+    @abstractmethod
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The rows' sums over the positions before their own, (..., V, P), and the vectors that each row needs for its
+        sum, `vectors` times (..., V, P); `before` (..., V, vectors) are the first row's vectors."""
+
+    @abstractmethod
+    def own(self, r: Tensor) -> Tensor | float:
+        """The weight of a row's own position, on the scale of the sum `behind` it."""
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
+        """The divisors of the rows' sums, positive for empty rows too; None if rows are not divided."""
+        return None
+
+    def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
+        """Which rows have no weight at all; None if there are no such rows."""
+        return None
+
+    def whole(self, u: Tensor, r: Tensor, after: Tensor, mirror: Callable[[Tensor], Tensor]) -> Tensor:
+        """The rows' sums over all positions; `mirror` puts the positions in reverse order."""
+        behind, ahead = None, None
+        if self.vectors:
+            behind, _ = self.behind(u, u.new_zeros(*u.shape[:-1], self.vectors), r)
+        if (other := self.mirrored()).vectors:
+            ahead, _ = other.behind(mirror(u), u.new_zeros(*u.shape[:-1], other.vectors), r)
+            ahead = mirror(ahead)
+        return added(u, behind, times(self.own(r), u), ahead)
+
+    def weights(self, n: int, *, is_causal: bool = False, empty: str = "zero") -> Float[Tensor, "n n"]:
+        """The definition: the n x n matrix of weights, float64. Rows sum to 1, except empty ones and those of Gaussians
+        that are not normalised.
+
+        Empty rows are rows of zeros; with `empty="self"` their weight is on the token itself. Raises TypeError or
+        ValueError for n below 1 and for any other `empty`.
+        """
+        checks.positive_int("n", n)
+        checks.one_of("empty", empty, EMPTY)
+        i, j = torch.arange(n)[:, None], torch.arange(n)
+        seen = i + 1 if is_causal else torch.full_like(i, n)
+        w = (self.weight(i, j, seen) * (j < seen)).double()
+        if not self.normalised:
+            return w
+        sums = w.sum(-1, keepdim=True)
+        w = w / sums.masked_fill(sums == 0, 1)
+        return w + torch.eye(n) * (sums == 0) if empty == "self" else w
+
+
+def windows(u: Tensor, before: Tensor) -> list[Tensor]:
+    """The values R places before each position, R - 1 places before it, ..., and one place before it, if `before`
+    holds R values."""
+    line = torch.cat([before.to(u.dtype), u], -1)
+    return [line[..., start : start + u.shape[-1]] for start in range(before.shape[-1])]
+
+
+def running(first: Tensor, steps: Tensor) -> Tensor:
+    """Running sums (..., V, P): `first` (..., V, 1), then with one more of the steps (..., V, P - 1) each time."""
+    return torch.cat([first, steps], -1).cumsum(-1)
+
+
+def times(weight: Tensor | float, x: Tensor) -> Tensor | None:
+    """weight * x, without multiplying if the weight is 1; None if it is 0."""
+    if isinstance(weight, float):
+        return None if weight == 0 else x if weight == 1 else weight * x
+    return weight * x
+
+
+def added(like: Tensor, *terms: Tensor | None) -> Tensor:
+    """The sum of the terms that are not None; zeros if all are None."""
+    there = [term for term in terms if term is not None]
+    return sum(there[1:], start=there[0]) if there else 0 * like
+
+
+@dataclass(frozen=True)
+class Shift(PositionalPattern):
+    r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
+
+    The fast form takes as long as one with |offset| more tokens.
+    """
+
+    offset: int
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        return (j == i + self.offset) * 1
+
+    def mirrored(self) -> "Shift":
+        return Shift(self.name, -self.offset)
+
+    @property
+    def vectors(self) -> int:
+        return max(0, -self.offset)
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        last = windows(u, before)
+        return last[0], last
+
+    def own(self, r: Tensor) -> float:
+        return float(self.offset == 0)
+
+    def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
+        return (r if self.offset < 0 else after) < abs(self.offset) if self.offset else None
+
+
+@dataclass(frozen=True)
+class Context(PositionalPattern):
+    r"""All tokens two or more places to the left, by $(j + 1)^3$ for $j \le i - 2$; or, mirrored, to the right."""
+
+    left: bool
+    wide: ClassVar[bool] = True
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        return (j + 1) ** 3 * (j <= i - 2) if self.left else (n - j) ** 3 * (j >= i + 2)
+
+    def mirrored(self) -> "Context":
+        return Context(self.name, not self.left)
+
+    @property
+    def vectors(self) -> int:
+        return 2 if self.left else 0
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        (last,) = windows(u, before[..., 1:])
+        sums = running(before[..., :1], (cubes(r) * last)[..., :-1])  # position r - 1 joins the sum in row r + 1
+        return sums, [sums, last]
+
+    def own(self, r: Tensor) -> float:
+        return 0.0
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor:
+        return sum_of_cubes((r if self.left else after) - 1)
+
+    def empty(self, r: Tensor, after: Tensor) -> Tensor:
+        return (r if self.left else after) < 2
+
+
+@dataclass(frozen=True)
+class Border(PositionalPattern):
+    r"""The whole sequence, with weights $(j + 1)^3$ that grow towards its end; or, mirrored, $(n - j)^3$."""
+
+    end: bool
+    wide: ClassVar[bool] = True
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        return (j + 1) ** 3 if self.end else (n - j) ** 3
+
+    def mirrored(self) -> "Border":
+        return Border(self.name, not self.end)
+
+    @property
+    def vectors(self) -> int:
+        return 1 if self.end else 4
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if self.end:
+            sums = running(before, (cubes(r + 1) * u)[..., :-1])
+            return sums, [sums]
+        # Sums of the values x = r - j places back, with weights 1, x, x (x + 1) / 2 and x (x + 1) (x + 2) / 6. No term
+        # of (x + 1)^3 = 6 x (x + 1) (x + 2) / 6 + x + 1 is negative, so nothing cancels.
+        orders = [running(before[..., :1], u[..., :-1])]
+        for order in range(1, 4):
+            orders.append(running(before[..., order : order + 1], orders[-1][..., 1:]))
+        return 6 * orders[3] + orders[1] + orders[0], orders
+
+    def own(self, r: Tensor) -> Tensor | float:
+        return cubes(r + 1) if self.end else 1.0
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor:
+        return sum_of_cubes(r + 1 + after)
+
+    def whole(self, u: Tensor, r: Tensor, after: Tensor, mirror: Callable[[Tensor], Tensor]) -> Tensor:
+        return (cubes((r if self.end else after) + 1) * u).sum(-1, keepdim=True)  # one row for all
+
+
+@dataclass(frozen=True)
+class Recent(PositionalPattern):
+    """The mean of a token and of the `width` - 1 tokens before it or, with `ahead`, after it.
+
+    Raises TypeError or ValueError for a width below 1.
+    """
+
+    width: int
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        checks.positive_int("width", self.width)
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        places = j - i if self.ahead else i - j
+        return (places >= 0) * (places < self.width) * 1
+
+    def mirrored(self) -> "Recent":
+        return Recent(self.name, self.width, not self.ahead)
+
+    @property
+    def vectors(self) -> int:
+        return 0 if self.ahead else self.width - 1
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        last = windows(u, before)
+        return sum(last[1:], start=last[0]), last
+
+    def own(self, r: Tensor) -> float:
+        return 1.0
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor:
+        return ((after if self.ahead else r) + 1).clamp(1, self.width).double()
+
+
+def cubes(m: Tensor) -> Tensor:
+    """m^3 for integers, float64: exact up to 2e5, and rounded once above."""
+    return exact(m) ** 3
+
+
+def sum_of_cubes(m: Tensor) -> Tensor:
+    """1^3 + 2^3 + ... + m^3 for integers, float64, rounded once; 1 for m below 1, where there is nothing to divide."""
+    m = exact(m.clamp(min=1))
+    return (m * (m + 1) / 2) ** 2
+
+
+def exact(m: Tensor) -> Tensor:
+    """Integers in float64, of which powers can be taken.
+
+    Rounding changes no value. It keeps `torch.compile` from computing powers of positions in the integers of indices:
+    on a GPU in int32, where 1,291^3 overflows.
+    """
+    return m.double().round()
+
+
+# Standard deviations at which the weights are cut off. The weights further out on one side sum to less than the
+# integral, erfc(9 / sqrt 2) / 2 = 1.1e-19, a thousandth of what rounding a row's sum to float64 may change.
+REACH = 9
+FURTHEST = 8  # most standard deviations from a token to the centre if rows are divided by their sums
+
+
+@dataclass(frozen=True)
+class Gaussian(PositionalPattern):
+    r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`
+    places further on.
+
+    As published, rows are not divided by their sums: they lose the weight beyond the ends of the sequence and, in
+    causal calls, in the future. `normalise` divides them. The paper's encoder has heads with offsets -1 and 1, its
+    decoder with -1 and 0.
+
+    The fast form leaves out keys more than `REACH` sigma beyond the centre or the token, whichever is further out; up
+    to there it reads zeros where there are no keys. Raises ValueError for sigma not above 0; with `normalise` also for
+    a centre more than `FURTHEST` sigma from the token, since rows near an end would then be divided by almost 0.
+    """
+
+    offset: float | int = 0.0
+    sigma: float | int = 1.0
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        checks.expect(self.sigma > 0, "sigma", "a positive number", self.sigma)
+        near = not self.normalise or abs(self.offset) <= FURTHEST * self.sigma
+        checks.expect(near, "sigma", f"at least |offset| / {FURTHEST} if rows are normalised", self.sigma)
+
+    @property
+    def normalised(self) -> bool:
+        return self.normalise
+
+    def weight(self, i: Any, j: Any, n: Any) -> Any:
+        places = torch.as_tensor(j - i, dtype=torch.float64)
+        return torch.exp(-(((places - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
+
+    def mirrored(self) -> "Gaussian":
+        return Gaussian(self.name, -self.offset, self.sigma, self.normalise)
+
+    @property
+    def vectors(self) -> int:
+        return ceil(REACH * self.sigma + max(0.0, -self.offset))
+
+    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
+        R, P = self.vectors, u.shape[-1]
+        width = min(P, max(CHUNK, R))
+        number = -(-P // width)
+        line = torch.cat([before.to(u.dtype), u], -1)
+        if number > 1:  # a chunk of rows reads its own places and R before them
+            blocks = pad(line, (0, (number + 1) * width - R - P)).unflatten(-1, (number + 1, width))
+            line = torch.cat([blocks[..., :-1, :], blocks[..., 1:, :R]], -1)  # (..., V, number, width + R)
+        sums = line @ self._band(width).to(u)
+        return (sums.flatten(-2)[..., :P] if number > 1 else sums), windows(u, before)
+
+    def _band(self, width: int) -> Tensor:
+        """(R + width, width): the weight that row q of a chunk gives to place s, q - s + R places before it."""
+        line = [0.0] * width + [self._density(-x) for x in range(1, self.vectors + 1)] + [0.0] * (width - 1)
+        return torch.tensor(line, dtype=torch.float64).unfold(0, width, 1).flip(0)
+
+    def _density(self, place: int) -> float:
+        return exp(-(((place - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
+
+    def own(self, r: Tensor) -> float:
+        return self._density(0)
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
+        return self._density(0) + self._sums(r) + self.mirrored()._sums(after) if self.normalise else None
+
+    def _sums(self, count: Tensor) -> Tensor:
+        """The sum of the weights of the `count` positions before a row's own."""
+        taps = torch.tensor([0.0, *(self._density(-x) for x in range(1, self.vectors + 1))], dtype=torch.float64)
+        return embedding(count.clamp(0, self.vectors), taps.cumsum(0)[:, None].to(count.device))[..., 0]
+
+
+SEVEN = (
+    Shift("current", 0),
+    Shift("previous", -1),
+    Shift("next", 1),
+    Context("left", left=True),
+    Context("right", left=False),
+    Border("end", end=True),
+    Border("start", end=False),
+)
+RECENT = Recent("recent", 8)
+GAUSSIANS = (Gaussian("gaussian -1", -1.0), Gaussian("gaussian 0"), Gaussian("gaussian +1", 1.0))
+PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, *GAUSSIANS, RECENT)}

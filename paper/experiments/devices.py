@@ -1,0 +1,76 @@
+"""Records by device: which of them are judged, which are put together, and tables of each device's."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+from paper.experiments.engine.records import Record, key
+
+Lines = Callable[..., Iterable[str]]  # of the records of one device
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a device's name is that of a CPU, or of all of them together ('cpu')."""
+    return device.partition("-")[0] == "cpu"
+
+
+def by_device(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records grouped by device, in their order."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["device"], []).append(record)
+    return groups
+
+
+def judged_device(records: Iterable[Record]) -> str:
+    """The device whose records claims are judged by: a CPU if there is one; '' without records."""
+    return min((record["device"] for record in records), key=lambda name: (not on_cpu(name), name), default="")
+
+
+def pooled(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Training runs by device; those of all CPUs are put together as 'cpu', which comes first. If several CPUs ran a
+    case, the one whose name comes first counts.
+
+    Processors round differently, which changes what a run learns only as much as another seed does.
+    """
+    found: dict[str, dict[str, Record]] = {"cpu": {}}
+    for record in sorted(records, key=lambda record: str(record["device"])):
+        name = "cpu" if on_cpu(record["device"]) else record["device"]
+        found.setdefault(name, {}).setdefault(key(record["configuration"]), record)
+    return {name: list(group.values()) for name, group in found.items() if group}
+
+
+def of_judged_devices(records: Iterable[Record]) -> list[Record]:
+    """The training runs by which claims are judged: those of all CPUs, or else of the first device."""
+    return next(iter(pooled(records).values()), [])
+
+
+def by_devices(
+    *,
+    head: str = "",
+    note: str = "",
+    versions: bool = False,
+    groups: Callable[[Sequence[Record]], Mapping[str, list[Record]]] = by_device,
+) -> Callable[[Lines], Callable[..., str]]:
+    """Turns a function that gives the lines of one device's records into one that gives a table for each device.
+
+    A table begins with the device's name, with a `note` or the `versions` that it ran with, and a `head`. If `groups`
+    puts several devices together, the table names all of them.
+    """
+
+    def decorated(lines: Lines) -> Callable[..., str]:
+        @wraps(lines)
+        def table(records: Sequence[Record], **options: Any) -> str:
+            texts = []
+            for group in groups(records).values():
+                origin = group[0]["provenance"]
+                ran = f", threads {origin['threads']}, torch {origin['torch']}" if versions else ""
+                names = {f"{one['device']} ({one['provenance']['device_name']}{ran})" for one in group}
+                texts.append(f"\n{', '.join(sorted(names))}{note}")
+                texts += [head, "-" * len(head)] if head else []
+                texts += lines(group, **options)
+            return "\n".join(texts)
+
+        return table
+
+    return decorated

@@ -1,0 +1,476 @@
+"""Frozen queries and keys in other people's layers: draws, gradients, what others do to a model, and refusals."""
+
+import copy
+
+import pytest
+import torch
+from adapted_models import MODELS, TOLERANCE, D, H, N, NamedAttention, OfTorch, encoder, make, operands
+from adapter_cases import same, state_of
+from adapter_models import Attention, build, data, run, tf
+from gradients import trained
+from refusals import refuses
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from ortho import MultiheadAttention, TextEncoder, freeze_qk, to_standard, unfreeze_qk
+from ortho.adapters import FrozenRows, Layout, Source, attention_layers
+from ortho.layers.frozen_qk import FrozenQKAttention
+from ortho.projections import FrozenProjection, LearnedProjection
+
+needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
+close = torch.testing.assert_close
+
+
+def fused(model):
+    return [module for module in model.modules() if isinstance(module, FrozenRows)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_draw_and_back(name):
+    """Queries and keys get orthonormal matrices, each of its own, and no bias; nothing else changes. Unfreezing gives
+    the model as it was, with the drawn weights."""
+    model = make(name)
+    before, standard = state_of(model), to_standard(model)
+    freeze_qk(model, stop_gradient=name == "ortho-frozen", generator=torch.Generator().manual_seed(3))
+    plain = to_standard(model)
+    assert state_of(plain)[1:] == state_of(standard)[1:]
+    for layer in attention_layers(plain):
+        parts = layer.parts()
+        if layer.of_ortho:
+            w = {part: getattr(layer.module.projection, f"weight_{part}") for part in "qk"}
+        else:
+            weights = [part for part in parts if "weight" in part.name]
+            w = {key: part.value()[rows] for part in weights for key, rows in part.rows.items()}
+            for part in parts:
+                assert part in weights or not part.value()[[row for own in part.rows.values() for row in own]].any()
+        for drawn in w.values():
+            small = drawn @ drawn.T if drawn.shape[0] <= drawn.shape[1] else drawn.T @ drawn
+            close(small, torch.eye(len(small), dtype=drawn.dtype), **TOLERANCE)
+        assert not torch.equal(w["q"][: len(w["k"]), : w["k"].shape[1]], w["k"][:, : w["q"].shape[1]])
+    close(plain(*operands(model)), model(*operands(model)), **TOLERANCE)
+    unfreeze_qk(model)
+    assert same(state_of(model), state_of(plain))
+    assert before[0].keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_step(name, stop):
+    """A fused AdamW with weight decay changes all that is trained, and no bit of what is frozen."""
+    model = make(name)
+    freeze_qk(model, draw=None, stop_gradient=stop)
+    frozen = {key: p.clone() for key, p in model.named_parameters() if not p.requires_grad}
+    before = {key: p.clone() for key, p in trained(model).items()}
+    assert all(p.is_contiguous() for p in model.parameters()) and frozen
+    model(*operands(model)).square().sum().backward()
+    torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1, fused=True).step()
+    state = dict(model.named_parameters())
+    assert all(torch.equal(state[key], value) for key, value in frozen.items())
+    assert all((state[key] != value).any() for key, value in before.items())
+
+
+def test_a_second_call():
+    """Draws again, or changes whether gradients stop; with `draw=None` nothing else changes."""
+    model = freeze_qk(make("torch"))
+    first = model.layer.in_proj_weight.clone()
+    before = state_of(freeze_qk(model, draw=None))
+    assert torch.equal(model.layer.in_proj_weight, first)
+    freeze_qk(model, draw=None, stop_gradient=True)
+    assert len(model.layer._forward_pre_hooks) == 1
+    assert same(state_of(freeze_qk(model, draw=None))[:1] + before[1:], before)
+    assert not torch.equal(freeze_qk(model).layer.in_proj_weight[: 2 * D], first[: 2 * D])
+    assert torch.equal(model.layer.in_proj_weight[2 * D :], first[2 * D :])
+
+
+def test_layers():
+    """By their indices, or by names with wildcards."""
+    for layers in ([0, 2], ["layers.0.*", 2], ["layers.[02].self_attn"]):
+        model = freeze_qk(make("encoder"), layers=layers)
+        assert [bool(fused(layer)) for layer in model.layers] == [True, False, True]
+    for layers, words in (([3], "got 3"), (["other*"], "got 'other"), ([], "at least one")):
+        refuses(f"layers: expected .*{words}", freeze_qk, make("encoder"), layers=layers)
+    refuses("layers: expected indices or names, got str", freeze_qk, make("encoder"), layers="0", error=TypeError)
+    mixed = nn.ModuleList([make("named"), Convolved()])
+    refuses("expected of 1 scores", freeze_qk, mixed)
+    assert [len(trained(one)) for one in freeze_qk(mixed, layers=["0"])] == [4, 9]
+    assert [len(trained(one)) for one in freeze_qk(copy.deepcopy(mixed), strict=False)] == [4, 9]
+
+
+def test_copies_are_apart():
+    """What is done to a copy, `to_standard` included, leaves the original as it is."""
+    model = freeze_qk(make("encoder"), stop_gradient=True)
+    (x,) = operands(model)
+    want, state = model(x), state_of(model)
+    other = copy.deepcopy(model)
+    close(to_standard(model)(x), want, **TOLERANCE)
+    unfreeze_qk(other)
+    close(model(x), want, **TOLERANCE)
+    assert same(state_of(model), state)
+
+
+def test_what_was_not_trained_stays_so():
+    model = make("torch")
+    model.layer.in_proj_weight.requires_grad_(False)
+    assert not any("in_proj_weight" in key or "weight.original" in key for key in trained(freeze_qk(model)))
+    assert not unfreeze_qk(model).layer.in_proj_weight.requires_grad
+    assert model.layer.in_proj_bias.requires_grad
+    named = make("named")
+    named.q_proj.weight.requires_grad_(False)
+    assert set(trained(make("named"))) - set(trained(unfreeze_qk(freeze_qk(named)))) == {"q_proj.weight"}
+    ours = make("ortho")
+    ours.projection.bias_k.requires_grad_(False)
+    assert not unfreeze_qk(freeze_qk(ours)).projection.bias_k.requires_grad
+    assert ours.projection.weight_k.requires_grad
+
+
+def test_an_optimiser_that_was_made_before():
+    """Whole matrices stay the parameters that they were, so that it misses nothing."""
+    model = make("named")
+    held = {id(p) for p in model.parameters()}
+    assert {id(p) for p in freeze_qk(model).parameters()} == held
+
+
+def test_state_dicts():
+    """Those of a plain model, and of earlier versions, load into a converted one; its own load strictly."""
+    for name in ("torch", "named"):
+        plain, model = make(name), freeze_qk(make(name, seed=3))
+        model.load_state_dict(plain.state_dict())
+        close(model(*operands(model)), plain(*operands(model)), **TOLERANCE)
+        old = plain.state_dict() | {"layer.in_proj_frozen" if name == "torch" else "q_proj.frozen": torch.zeros(1)}
+        model.load_state_dict(old)
+        other = freeze_qk(make(name, seed=4))
+        other.load_state_dict(model.state_dict())
+        close(other(*operands(model)), plain(*operands(model)), **TOLERANCE)
+
+
+def by_hand(layer, x, mask):
+    """Attention by `layer`'s parameters, with constants for queries and keys."""
+    w, b = layer.in_proj_weight, layer.in_proj_bias
+    q, k, v = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in linear(x, w, b).chunk(3, -1))
+    scores = (q.detach() @ k.detach().mT * (D // H) ** -0.5).masked_fill(mask, -torch.inf)
+    return layer.out_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_stopped_gradient_of_torch(need_weights):
+    """The gradient is autograd's for constant queries and keys, also with masks, and in all layouts of the operands."""
+    layer = make("torch").layer
+    plain = copy.deepcopy(layer)
+    freeze_qk(layer, draw=None, stop_gradient=True)
+    (x,) = operands(layer)
+    padding = torch.zeros(3, N, dtype=torch.bool)
+    padding[1, 3:] = True
+    future = torch.ones(N, N, dtype=torch.bool).triu(1)
+    for masks in ({}, {"key_padding_mask": padding}, {"attn_mask": future, "key_padding_mask": padding}):
+        mask = padding[:, None, None] & ("key_padding_mask" in masks) | future & ("attn_mask" in masks)
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        want = by_hand(plain, inputs[0], mask)
+        got, _ = layer(*[inputs[1]] * 3, need_weights=need_weights, **masks)
+        close(got, want, **TOLERANCE)
+        for one, y in ((layer, got), (plain, want)):
+            one.zero_grad()
+            y.square().sum().backward()
+        close(inputs[1].grad, inputs[0].grad, **TOLERANCE)
+        own = layer.parametrizations.in_proj_weight.original1.grad
+        close(own, plain.in_proj_weight.grad[2 * D :], **TOLERANCE)
+    layer.batch_first = False
+    want = by_hand(plain, x, torch.tensor(False))
+    close(layer(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1), want, **TOLERANCE)
+    close(layer(query=x[0], key=x[0], value=x[0])[0], want[0], **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("stop", [False, True])
+def test_inference_with_padding(stop):
+    """PyTorch's fast path, with nested tensors, gives training's outputs; stopped layers go without it."""
+    model = freeze_qk(make("encoder"), stop_gradient=stop)
+    (x,) = operands(model)
+    padding = torch.zeros(3, N, dtype=torch.bool)
+    padding[0, 3:] = True
+    for given in ({}, {"src_key_padding_mask": padding}):
+        want = model.train()(x, **given)
+        with torch.no_grad():
+            got = model.eval()(x, **given)
+        there = ~given.get("src_key_padding_mask", torch.zeros_like(padding))
+        close(got[there], want[there], **TOLERANCE)
+
+
+def test_layers_that_are_frozen_as_they_are_made():
+    """Structured projections stay what they are if nothing changes. A layer that computes no gradient of queries and
+    keys becomes one that does when they are trained."""
+    x = operands(None)[0]
+    for layer in (FrozenQKAttention(D, H), FrozenQKAttention(D, H, projection="stopped")):
+        layer.double()
+        kind, want = type(layer.projection), layer(x)
+        freeze_qk(layer, draw=None, stop_gradient=True)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, kind)
+        freeze_qk(layer, stop_gradient=True)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, FrozenProjection)
+        assert not torch.allclose(layer(x), want)
+        want = layer(x)
+        standard = to_standard(layer)
+        assert type(standard) is MultiheadAttention
+        close(standard(x), want, **TOLERANCE)
+        standard(x).square().sum().backward()
+        assert standard.projection.weight_q.grad.abs().sum() > 0
+        freeze_qk(layer)  # with a gradient
+        assert type(layer) is MultiheadAttention
+
+
+def test_models_of_several_libraries():
+    torch.manual_seed(0)
+    model = nn.ModuleList([TextEncoder(17, D, 2, H, max_length=8).double(), encoder().double()])
+    freeze_qk(model)
+    tokens, x = torch.randint(17, (2, 7)), operands(model)[0]
+    standard = to_standard(model)
+    assert not fused(standard) and all(p.requires_grad for p in standard.parameters())
+    close(standard[0](tokens), model[0](tokens), **TOLERANCE)
+    close(standard[1](x), model[1](x), **TOLERANCE)
+    wide = MultiheadAttention(D, H, head_dim=D // H + 1, dtype=torch.float64)
+    want = wide(x)
+    close(unfreeze_qk(freeze_qk(wide, draw=None))(x), want, **TOLERANCE)
+
+
+def replicas(model, count):
+    """As `nn.DataParallel` makes them on several devices: modules that hold tensors in place of parameters."""
+    modules = list(model.modules())
+    places = {module: i for i, module in enumerate(modules)}
+    made = []
+    for _ in range(count):
+        own = [module._replicate_for_data_parallel() for module in modules]
+        for old, new in zip(modules, own, strict=True):
+            for name, child in old._modules.items():
+                setattr(new, name, own[places[child]]) if child is not None else new._modules.update({name: None})
+            for name, parameter in old._parameters.items():
+                if parameter is not None:
+                    setattr(new, name, parameter.clone())
+        made.append(own[0])
+    return made
+
+
+@pytest.mark.parametrize("name", ["torch", "named"])
+def test_replicas(name):
+    model = freeze_qk(make(name), stop_gradient=True)
+    for replica in replicas(model, 2):
+        close(replica(*operands(model)), model(*operands(model)), **TOLERANCE)
+
+
+class Convolved(NamedAttention):
+    """Another weight takes part in the queries."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        own = self.q_proj.forward
+        self.q_proj.forward = lambda y: own(y) + self.more(y)
+        try:
+            return super().forward(x)
+        finally:
+            del self.q_proj.forward
+
+
+class LowRank(NamedAttention):
+    """A trained low-rank part, 0 at first, is added to the keys, by parameters of the layer's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(2, D)), nn.Parameter(torch.zeros(D // 2, 2))
+
+    def forward(self, x):
+        q, v = (linear(x, one.weight, one.bias).unflatten(-1, (-1, D // H)) for one in (self.q_proj, self.v_proj))
+        k = (linear(x, self.k_proj.weight, self.k_proj.bias) + x @ self.down.T @ self.up.T).unflatten(-1, (-1, D // H))
+        k, v = (y.repeat_interleave(2, 2) for y in (k, v))
+        return scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+
+
+class Normed(NamedAttention):
+    """A norm over all heads together."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(D)
+
+    def forward(self, x):
+        own = self.q_proj.forward
+        self.q_proj.forward = lambda y: self.norm(own(y))
+        try:
+            return super().forward(x)
+        finally:
+            del self.q_proj.forward
+
+
+def side_by_side(self, x):
+    q, k, v = self.qkv(x).unflatten(-1, (self.num_heads, 3, self.head_dim)).unbind(-2)
+    o = scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+    return self.proj(o.transpose(1, 2).flatten(2))
+
+
+class WithoutCalls(NamedAttention):
+    """A layer that reads the weights of its linear layers itself."""
+
+    def forward(self, x):
+        q, k, v = (
+            linear(x, one.weight, one.bias).unflatten(-1, (-1, D // H)).transpose(1, 2)
+            for one in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return scaled_dot_product_attention(q, *(y.repeat_interleave(2, 1) for y in (k, v)))
+
+
+def of_timm(forward):
+    return type("Attention", (Attention,), {"forward": forward})()
+
+
+FALSE = {
+    "other weights": Convolved,
+    "low rank": LowRank,
+    "norm over all heads": Normed,
+    "side by side": lambda: of_timm(side_by_side),
+}
+
+
+@pytest.mark.parametrize("case", FALSE)
+def test_what_only_looks_known_is_refused(case):
+    """Scores are not products of the named queries and keys alone, head by head: a call shows it."""
+    model = nn.ModuleList([make("torch"), FALSE[case]()])
+    before = state_of(model)
+    refuses("expected of 1 scores that are products of the queries and keys of .* alone", freeze_qk, model)
+    assert same(state_of(model), before)
+    assert len(fused(freeze_qk(model, strict=False))) == 2  # the weight and the bias of torch's layer
+
+
+def test_a_layout_of_ones_own():
+    """A layout that is given is tried out like those of the table."""
+    wrong, right = (Layout(Source("qkv", "qkv", by_head=flag), num_heads=4) for flag in (False, True))
+    refuses("expected of the model scores", freeze_qk, of_timm(side_by_side), layout=wrong)
+    model = of_timm(side_by_side)
+    x = torch.randn(2, N, 24)
+    want = model(x)
+    close(freeze_qk(model, draw=None, layout=right)(x), want)
+    (rows,) = {one.runs for one in fused(model)}
+    assert rows == ((12, True), (6, False)) * 4
+    assert type(unfreeze_qk(model).qkv) is nn.Linear
+
+
+def test_stopped_gradients_hold_or_are_refused():
+    model = WithoutCalls().double()
+    refuses("calls of q_proj, k_proj .it reads their weights itself.", freeze_qk, model, stop_gradient=True)
+    (x,) = operands(model)
+    want = model(x)
+    close(freeze_qk(model, draw=None)(x), want, **TOLERANCE)
+
+
+CHANGED = {
+    "pruned": lambda m: prune.random_unstructured(m.q_proj, "weight", 0.5),
+    "weight norm": lambda m: parametrizations.weight_norm(m.q_proj),
+    "spectral norm": lambda m: parametrizations.spectral_norm(m.k_proj),
+    "old weight norm": lambda m: nn.utils.spectral_norm(m.k_proj),
+    "own parametrization": lambda m: parametrize.register_parametrization(m.q_proj, "weight", nn.Identity()),
+    "hook": lambda m: m.q_proj.register_forward_hook(lambda *call: None),
+    "forward": lambda m: setattr(m.k_proj, "forward", m.k_proj.forward),
+    "more parameters": lambda m: m.k_proj.register_parameter("more", nn.Parameter(torch.zeros(1))),
+    "other class": lambda m: setattr(m, "q_proj", type("QuantisedLinear", (nn.Linear,), {})(D, D)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_linear_layers_that_do_more_are_refused(change):
+    model = NamedAttention()
+    CHANGED[change](model)
+    kind = type(model.q_proj)
+    refuses("expected of (q|k)_proj nn.Linear .* without hooks, pruning", freeze_qk, model)
+    assert type(model.q_proj) is kind
+
+
+@pytest.mark.parametrize("change", [
+    lambda layer: prune.random_unstructured(layer, "in_proj_weight", 0.5),
+    lambda layer: parametrizations.weight_norm(layer, "in_proj_weight"),
+    lambda layer: setattr(layer, "__class__", type("Subclass", (nn.MultiheadAttention,), {})),
+])  # fmt: skip
+def test_layers_of_torch_that_do_more_are_refused(change):
+    model = OfTorch()
+    change(model.layer)
+    refuses("expected of layer nn.MultiheadAttention itself, not pruned or parametrized", freeze_qk, model)
+
+
+class Raising:
+    """A configuration that raises at what it does not have for all layers alike."""
+
+    def __getattr__(self, name):
+        raise (AttributeError if name.startswith("__") else ValueError)(f"{name} differs by layer")
+
+
+def test_a_configuration_that_raises():
+    model = make("named")
+    model.config = Raising()
+    assert len(trained(freeze_qk(model))) == 4
+    to_standard(model)
+    del model.head_dim
+    refuses("expected of the model a width of heads", freeze_qk, model)
+
+
+def tied():
+    model = nn.ModuleList([NamedAttention(), NamedAttention()])
+    model[1].q_proj.weight = model[0].q_proj.weight
+    return model
+
+
+ERRORS = {
+    "nothing": (lambda: nn.Linear(3, 3), {}, "got Linear with none"),
+    "tied": (tied, {}, "of its own in 0"),
+    "draw": (encoder, {"draw": "uniform"}, "draw: expected one of"),
+    "inputs": (lambda: build("qwen2-vl"), {}, "visual.blocks.0.attn a call that shows what it computes .`inputs=`"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_change_nothing(case):
+    make_model, kwargs, match = ERRORS[case]
+    if case == "inputs" and tf is None:
+        pytest.skip("transformers is not installed")
+    model = make_model()
+    before = state_of(model)
+    refuses(match, freeze_qk, model, **kwargs)
+    assert same(state_of(model), before)
+
+
+def test_own_projections_are_refused():
+    class Own(LearnedProjection):
+        pass
+
+    model = nn.ModuleList([MultiheadAttention(D, H), MultiheadAttention(D, H, projection=Own(D, H))])
+    before = state_of(model)
+    for convert in (freeze_qk, unfreeze_qk):
+        refuses("projection: expected one of this package, got Own", convert, model, error=TypeError)
+        assert same(state_of(model), before)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"model": "bert"}, "model: expected an nn.Module, got str"),
+        ({"layers": [True]}, "layers: expected indices or names, got bool"),
+        ({"stop_gradient": 1}, "stop_gradient: expected True or False, got int 1"),
+    ],
+)
+def test_wrong_types(kwargs, match):
+    refuses(match, freeze_qk, error=TypeError, **{"model": encoder()} | kwargs)
+    refuses("model: expected an nn.Module", unfreeze_qk, 3, error=TypeError)
+
+
+@needs_transformers
+def test_the_model_is_only_read():
+    """Trying out layers leaves the random state, hooks, modes and caches of a model as they were."""
+    model = build("llama")
+    model.model.layers[0].eval()
+    modes, random = [m.training for m in model.modules()], torch.get_rng_state()
+    before = state_of(model)
+    want = run(model, data("llama"))
+    freeze_qk(model, draw=None)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(run(model, data("llama")), want)
+    assert same(state_of(unfreeze_qk(model)), before)

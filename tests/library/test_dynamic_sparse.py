@@ -1,0 +1,362 @@
+"""Mechanisms that select their pairs: the properties of all mechanisms, at sizes that leave most pairs out; extreme
+sizes, which select all or nothing; groups that stay empty; masks; states; errors."""
+
+import math
+import re
+from itertools import product
+
+import pytest
+import test_properties as general
+import torch
+from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, SMALL, TOLERANCE, qkv
+from piecewise import ways
+from refusals import refuses
+from seeded import draw
+
+from ortho import MECHANISMS
+from ortho.attention import softmax_attention_reference
+from ortho.attention.call import Call
+from ortho.attention.dynamic_sparse import importance, selection
+from ortho.attention.dynamic_sparse.importance import MECHANISM as IMPORTANCE
+from ortho.attention.dynamic_sparse.routing import MECHANISM as ROUTING
+from ortho.attention.dynamic_sparse.routing import draw_centroids, nearest, normalised, update_centroids
+from ortho.attention.dynamic_sparse.sparse_linear import MECHANISM as SPARSE_LINEAR
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_weights
+from ortho.attention.dynamic_sparse.top_k import MECHANISM as TOP_K
+from ortho.attention.dynamic_sparse.top_k import top_k_mask
+from ortho.attention.sparse.pattern import pattern_attention_reference
+from ortho.attention.sparse.window import Window
+from ortho.cost.attention import choosing
+from ortho.cost.counting import flops_of
+
+PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
+PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
+# Within the neighbourhood in which the same pairs are selected: the selection itself is not differentiated.
+PASSED_ON += [general.test_gradients_by_finite_differences]
+
+
+@pytest.fixture
+def small(request, monkeypatch):
+    monkeypatch.setitem(MECHANISMS, request.param, SMALL[request.param])
+    monkeypatch.setattr(importance, "TILE", 8)  # several in a sequence
+    return request.param
+
+
+@pytest.mark.parametrize("small", SMALL, indirect=True)
+def test_fast_equals_reference(small):
+    general.test_fast_equals_reference(projection="learned", attention=small)
+
+
+@pytest.mark.parametrize("small", SMALL, indirect=True)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("test", PASSED_ON, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_properties(test, form, small):
+    if SMALL[small].causal or test not in (general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole):
+        test(form=form, projection="learned", attention=small)
+
+
+N = 23
+ONE_CLUSTER = torch.ones(1, 4, dtype=torch.float64)
+
+
+def compare(m, leaves, **kwargs):
+    """Assert that both forms have equal outputs and gradients; return the output."""
+    results = []
+    for form in FORMS:
+        inputs = [x.clone().requires_grad_() for x in leaves]
+        o = m.form(form)(*inputs, **kwargs)
+        results.append([o, *torch.autograd.grad(o, inputs, draw(*o.shape, seed=9))])
+    torch.testing.assert_close(*results, **TOLERANCE)
+    return results[0][0].detach()
+
+
+# -------------------------------------------------------------------------------------- what all or nothing comes to
+
+EVERYTHING = {
+    "top-k": (TOP_K, {"num_keys": N}),
+    "top-k, more than there are": (TOP_K, {"num_keys": 1000}),
+    "importance": (IMPORTANCE, {"num_keys": 1000}),
+    "routing, one cluster": (ROUTING, {"centroids": ONE_CLUSTER, "width": 1000, "balanced": False}),
+    "routing, one balanced cluster": (ROUTING, {"centroids": ONE_CLUSTER, "width": 1000, "balanced": True}),
+    "sparse-linear, all near": (SPARSE_LINEAR, {"window": 1000}),
+}
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_everything_chosen_is_softmax_attention(name):
+    m, sizes = EVERYTHING[name]
+    operands = qkv(2, length=N)
+    for causal in ways(m):
+        exact = softmax_attention_reference(*operands, is_causal=causal)
+        torch.testing.assert_close(compare(m, operands, is_causal=causal, **sizes), exact, **TOLERANCE)
+
+
+def test_nothing_far_is_a_window():
+    """Nothing is left of a far key's weight of e^-700 beside a near key's."""
+    operands, window = qkv(2, length=N), Window(5)
+    least = torch.full((2, N), -700.0, dtype=torch.float64)
+    for causal in (False, True):
+        near = pattern_attention_reference(*operands, pattern=window, is_causal=causal)
+        o = compare(SPARSE_LINEAR, operands, window=5, log_linear_weight=least, is_causal=causal)
+        torch.testing.assert_close(o, near, **TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [10, 64, 65, 129, 10**6])
+def test_windows_longer_than_the_sequence(window):
+    """They cost no more than one of its length; queries and keys may be apart by the length of the longer of them."""
+    for length, keys in ((130, 130), (200, 10), (10, 200), (150, 66)):
+        for causal in (False, True)[: 1 + (length == keys)]:
+            compare(SPARSE_LINEAR, qkv(2, length=length, keys=keys), window=window, is_causal=causal)
+    counted = flops_of(SPARSE_LINEAR.fast, *qkv(1, 1, length=16), window=window)
+    longest = SPARSE_LINEAR.cost(1, 16, 1, 4, 5, window=10**6).forward
+    assert (counted == longest) is (window >= 64)
+
+
+@pytest.mark.parametrize("window", [3, 65, 200])
+def test_long_windows_behind_a_state(window):
+    """Keys in the window may come before all tokens of a call."""
+    q, k, v = qkv(2, length=210)
+    whole, state = SPARSE_LINEAR.reference(q, k, v, window=window, is_causal=True), None
+    for start, stop in ((0, 66), (66, 70), (70, 71), (71, 205), (205, 210)):
+        some = (x[:, start:stop] for x in (q, k, v))
+        o, state = SPARSE_LINEAR.fast(*some, window=window, is_causal=True, initial_state=state, return_state=True)
+        torch.testing.assert_close(o, whole[:, start:stop], **TOLERANCE)
+
+
+def test_the_weights_of_near_and_far():
+    """By the definition, pair by pair, with the default of b: rows sum to 1."""
+    q, k, _ = qkv(length=N)
+    found = sparse_linear_weights(q, k, window=3, is_causal=True)
+    features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
+    for i in range(N):
+        row = [
+            float((q[i] @ k[j] / 2).exp() if i - j < 3 else features[0][i] @ features[1][j] / 4) for j in range(i + 1)
+        ]
+        torch.testing.assert_close(found[i, : i + 1], torch.tensor(row, dtype=q.dtype) / sum(row), **TOLERANCE)
+    assert not found.triu(1).any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 130])
+def test_near_and_far_of_any_size(form, causal, length):
+    """Scores a thousand below and above the far weights, and nothing far at all, in float32.
+
+    Compared with logarithms in float64. A score of 1e3 is off by 1e-4 in float32, and so is a weight; the tolerance is
+    ten times this."""
+    ones = torch.ones(1, length, 4)
+    noise = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(0)) / 10
+    v = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(1))
+    for size, window in product((1.0, 10.0, 30.0, 50.0), (1, 2, 256)):
+        for q, k in ((size * ones + noise, noise - size * ones), (noise - size * ones, size * ones + noise)):
+            o = SPARSE_LINEAR.form(form)(q, k, v, window=window, is_causal=causal)
+            torch.testing.assert_close(o.double(), _by_logarithms(q, k, v, window, causal), atol=1e-3, rtol=1e-3)
+
+
+def _by_logarithms(q, k, v, window, causal):
+    q, k, v = (x.double() for x in (q, k, v))
+    place = torch.arange(q.shape[-2])
+    near = (place[:, None] - place).abs() < window
+    of_q, of_k = (torch.where(x > 0, (x + 1).abs().log(), x) for x in (q, k))  # of elu + 1
+    far = torch.logsumexp(of_q[..., :, None, :] + of_k[..., None, :, :], -1) - math.log(4)
+    scores = torch.where(near, q @ k.mT / 2, far)
+    return (scores.masked_fill(place > place[:, None], -torch.inf) if causal else scores).softmax(-1) @ v
+
+
+# ------------------------------------------------------------------------------------------------------ empty groups
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_clusters_that_stay_empty(causal, balanced):
+    """Centroids that are nearest to no token, as beside another of their direction, change no nearest cluster."""
+    q, k, v = qkv(2, length=N)
+    mu = torch.stack([torch.tensor([1.0, 1, -1, -1]), torch.tensor([-1.0, 1, 1, -1])]).double()
+    sizes = {"width": 4, "balanced": balanced, "is_causal": causal}
+    compare(ROUTING, (q, k, v), centroids=torch.cat([mu, mu, torch.zeros(3, 4).double()]), **sizes)  # twice the same
+    # All tokens in one cluster of three.
+    same = torch.stack([mu[0] * s for s in (1.0, 0.5, 0.25)])
+    x, y = (mu[0] + draw(2, N, 4, seed=s) / 10 for s in (1, 2))
+    assert (nearest(torch.cat([x, y], 1), same) == 0).all()
+    o = compare(ROUTING, (x, y, v), centroids=same, **sizes)
+    if not balanced:
+        alone = ROUTING.reference(x, y, v, centroids=same[:1], **sizes)
+        torch.testing.assert_close(o, alone, **TOLERANCE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_whose_group_has_no_key(causal):
+    """Such queries get zeros, and other queries are not affected."""
+    towards = torch.tensor([1.0, 1, -1, -1], dtype=torch.float64)
+    q, away, v = draw(N, 4) / 10 + towards, draw(N, 4, seed=1) / 10 - towards, draw(N, 5, seed=2)
+    k = torch.where(torch.arange(N)[:, None] % 2 == 0, -away, away)
+    sizes = {"centroids": torch.stack([towards, -towards]), "balanced": False, "width": 4, "is_causal": causal}
+    assert not compare(ROUTING, (q, away, v), **sizes).any()
+    assert compare(ROUTING, (q, k, v), **sizes).any(-1).all()
+
+
+@pytest.mark.parametrize("name", ["routing, nearest", "routing, balanced"])
+def test_equal_tokens(name):
+    """All tokens are in one group, which is many more than fit."""
+    m = SMALL[name]
+    q, _, v = qkv(2, length=N)
+    x = q[:, :1].expand_as(q)
+    for causal in ways(m):
+        compare(m, (x, x, v), is_causal=causal)
+
+
+# ------------------------------------------------------------------------------------------- lengths, masks, dtypes
+
+
+@pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
+def test_long_sequences(m):
+    """At the registered sizes, on a sequence longer than they reach; float32 is near float64 where it selects the same.
+
+    Inputs are rounded to bfloat16 beforehand, so that all select by the same numbers; what is left are scores and sums
+    of a few hundred products, 1e-5 in float32 with a factor of 10, and bfloat16's rounding of the output by 2^-9.
+    """
+    q, k, v = (x.bfloat16().double() for x in qkv(2, length=700, width=8))
+    for causal in ways(m):
+        exact = compare(m, (q, k, v), is_causal=causal)
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+            o = m.fast(*(x.to(dtype) for x in (q, k, v)), is_causal=causal)
+            assert o.dtype == dtype
+            agree = ((o.double() - exact).abs() < tolerance).all(-1).double().mean()
+            assert agree > 0.99  # of the queries: rounding selects between nearly equal scores
+
+
+@pytest.mark.parametrize("name", [name for name, m in ALL.items() if m.bidirectional])
+def test_other_numbers_of_keys(name):
+    for length, keys in ((9, 70), (70, 9), (1, 30), (30, 1)):
+        compare(ALL[name], qkv(2, length=length, keys=keys))
+
+
+def test_scales():
+    """With a negative scale the lowest products have the highest scores. With 0 all scores are equal: the first keys
+    are taken."""
+    m, (q, k, v) = ALL["top-k, 3"], qkv(2, length=N)
+    o = compare(m, (q, k, v), scale=-0.7, is_causal=True)
+    torch.testing.assert_close(o, m.reference(-q, k, v, scale=0.7, is_causal=True), **TOLERANCE)
+    zeros = m.reference(torch.zeros_like(q), k, v, is_causal=True)
+    for form in FORMS:
+        torch.testing.assert_close(m.form(form)(q, k, v, scale=0.0, is_causal=True), zeros, **TOLERANCE)
+
+
+def test_masks_of_scales():
+    q, k, _ = qkv(2, length=N)
+    assert top_k_mask(q, k, num_keys=3, scale=0.0)[..., :3].all()
+
+
+def test_centroids_move():
+    """Centroids move towards the mean of the nearest tokens; one without tokens stays; heads may have their own."""
+    q, k, _ = qkv(2, 3, length=N)
+    mu = draw_centroids(4, clusters=3, generator=torch.Generator().manual_seed(0))[
+        [0, 1, 2, 0]
+    ]  # the last takes nothing
+    moved = update_centroids(mu, q, k, decay=0.75)
+    x = torch.cat([q, k], -2).reshape(-1, 4)
+    number = nearest(x, mu)
+    for c in range(4):
+        mine = normalised(x[number == c])
+        expected = 0.75 * mu[c] + 0.25 * mine.mean(0) if len(mine) else mu[c]
+        torch.testing.assert_close(moved[c], expected, **TOLERANCE)
+    heads = update_centroids(mu.expand(3, 4, 4), q, k, decay=0.75)
+    for h in range(3):
+        torch.testing.assert_close(heads[h], update_centroids(mu, q[:, h], k[:, h], decay=0.75), **TOLERANCE)
+    assert torch.equal(update_centroids(mu, q, k, decay=1.0), mu)
+    assert not update_centroids(mu, q.requires_grad_(), k).requires_grad  # a running mean would keep every step's graph
+
+
+def test_selections_look_at_few_scores_at_once(monkeypatch):
+    """Selections look at no more scores than asked for, whatever the length: memory stays linear."""
+    monkeypatch.setattr(selection, "SCORES", 1000)
+    tiles = list(selection.tiles_of_queries(Call(*qkv(3, length=200)), 50))
+    assert [s.start for s in tiles[1:]] == [s.stop for s in tiles[:-1]] and tiles[-1].stop == 200
+    assert max(3 * 50 * (s.stop - s.start) for s in tiles) <= 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_keys_tie(dtype):
+    """Among equal keys the first are taken, by one query as by many: a product rounds by its place and their number.
+
+    A score may still round apart from its equals in one of 1e8 cases; here are 2e4.
+    """
+    q, k = draw(4, 40, 16, dtype=dtype), draw(4, 1, 16, seed=1, dtype=dtype).expand(4, 23, 16).contiguous()
+    first = torch.arange(23) < 5
+    assert (top_k_mask(q, k, num_keys=5) == first).all()
+    for i in range(40):
+        assert (top_k_mask(q[:, i : i + 1], k, num_keys=5) == first).all()
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+Q = draw(2, 9, 4)
+BAD = [
+    (TOP_K, {"num_keys": 2.0}, TypeError, "num_keys: expected an integer of at least 1, got float 2.0"),
+    (IMPORTANCE, {"num_keys": 0}, ValueError, "num_keys: expected an integer of at least 1, got 0"),
+    (IMPORTANCE, {"importance": Q[..., :3, 0]}, ValueError, "importance: expected shape (2, 9) like the keys"),
+    (ROUTING, {"centroids": Q[0, :2, :3]}, ValueError, "centroids: expected shape (clusters, 4)"),
+    (ROUTING, {"balanced": True, "return_state": True}, ValueError, "return_state: expected none with balanced"),
+    (ROUTING, {"balanced": True, "initial_state": (Q, Q, Q)}, ValueError, "initial_state: expected none with balanced"),
+    (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
+    (SPARSE_LINEAR, {"log_linear_weight": Q[..., :3, 0]}, ValueError, "log_linear_weight: expected shape (2, 9) like"),
+]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("m", "given", "error", "message"), BAD, ids=lambda x: getattr(x, "name", None))
+def test_bad_options(m, given, error, message, form):
+    refuses("^" + re.escape(message), m.form(form), Q, Q, Q, error=error, **{"is_causal": True, **given})
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("m", ENTRIES, ids=lambda m: m.name)
+def test_bad_calls(m, form):
+    """Refused are a mask of pairs, one key more or less than there are clusters or numbers, and a mask beside a state
+    that leaves keys out."""
+    f = m.form(form)
+    with pytest.raises(ValueError, match=r"attn_mask: expected a mask of keys, of shape \(..., 1, 9\)"):
+        f(Q, Q, Q, is_causal=True, attn_mask=torch.ones(9, 9, dtype=torch.bool))
+    call = {"is_causal": True, "initial_state": f(Q, Q, Q, is_causal=True, return_state=True)[1]}
+    if m in (ROUTING, IMPORTANCE):
+        *state, part = call["initial_state"]
+        with pytest.raises(ValueError, match="^initial_state: expected (clusters|importance) "):
+            f(Q, Q, Q, is_causal=True, initial_state=(*state, part[..., 1:]))
+    if m is IMPORTANCE or (m is SPARSE_LINEAR and form == "fast"):
+        refuses("^attn_mask: expected None beside a", f, Q, Q, Q, attn_mask=torch.ones(18, dtype=torch.bool), **call)
+
+
+@pytest.mark.bad_input
+def test_bad_draws_and_sizes():
+    refuses("decay: expected a number from 0 to 1, got 1.5", update_centroids, draw_centroids(4), Q, Q, decay=1.5)
+    refuses("attention: expected one of 'top-k', .* got 'window'", choosing, "window", 10, 4, 4)
+
+
+def test_half_precision_is_normalised_in_float32():
+    x = torch.tensor([[300.0, -300.0, 500.0, -500.0]])
+    assert torch.allclose(normalised(x.half()).float(), normalised(x), atol=1e-3)
+    refuses(r"^x: expected variances", normalised, 1e20 * x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hidden_keys_stay_hidden_after_a_state(form):
+    f, there = IMPORTANCE.form(form), torch.tensor([True] * 3 + [False] + [True] * 5)
+    start, rest = Q[:, :5], Q[:, 5:]
+    state = f(start, start, start, is_causal=True, attn_mask=there[None, :5], return_state=True)[1]
+    later = f(rest, rest, rest, is_causal=True, initial_state=state)
+    assert torch.allclose(later, f(Q, Q, Q, is_causal=True, attn_mask=there[None])[:, 5:], atol=1e-6)
+
+
+def test_long_rows_have_no_centroid():
+    mu = draw_centroids(4, generator=torch.Generator().manual_seed(1))
+    refuses("x: expected variances within", update_centroids, mu, Q.float(), 1e25 * Q.float())
+
+
+def test_masks_are_mapped_over():
+    q, k, v = (draw(5, 4, seed=i) for i in range(3))
+    masks = torch.rand(3, 1, 5, generator=torch.Generator().manual_seed(1)) > 0.3
+    attend = TOP_K.reference
+    ours = torch.func.vmap(lambda mask: attend(q, k, v, attn_mask=mask))(masks)
+    assert torch.allclose(ours, torch.stack([attend(q, k, v, attn_mask=mask) for mask in masks]))
