@@ -7,7 +7,6 @@ from math import nan
 from operator import add
 from typing import Any
 
-from ortho._checks import checked, expect, one_of
 from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
@@ -18,6 +17,7 @@ from ortho.attention.softmax.frozen_qk import frozen_qk_cost
 from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_cost
+from ortho.checks import expect, one_of
 from ortho.cost.attention import positional_attention, shared_heads
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
@@ -43,7 +43,6 @@ def _passes_gradient(projection: str, input_grad: bool = True) -> bool:
     return projection == "learned" or (input_grad and not projection.endswith("stopped"))
 
 
-@checked
 def projection_cost(
     projection: str,
     B: Size,
@@ -102,7 +101,6 @@ def _around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsiz
     return values + linear_map(B, N, width, d, itemsize=itemsize)
 
 
-@checked
 def layer(
     B: Size,
     N: Size,
@@ -145,7 +143,6 @@ def layer(
     return added(qk, values, merged, *of_gates, core)
 
 
-@checked
 def stopped_layer(
     B: Size,
     N: Size,
@@ -176,7 +173,6 @@ def stopped_layer(
     return plain - kernel + exchanged + Cost(backward=qk.forward)
 
 
-@checked
 def longformer_layer(
     B: int,
     N: int,
@@ -207,7 +203,6 @@ def longformer_layer(
     return replace(added(own, first, merged, local, rows), decode=0, state_bytes=0)
 
 
-@checked
 def convolved_layer(
     B: Size,
     N: Size,
@@ -228,7 +223,6 @@ def convolved_layer(
     return bare + Cost(state_bytes=itemsize * B * (kernel_size - 1) * d, trained=kernel_size * d)
 
 
-@checked
 def induction_heads(
     B: Size,
     N: Size,
@@ -263,7 +257,6 @@ def induction_heads(
     return added(_around(B, N, d, H * V, **passes), made, core, again)
 
 
-@checked
 def positional_heads(
     B: Size,
     N: Size,
@@ -289,7 +282,6 @@ def positional_heads(
     return _around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
 
 
-@checked
 def synthesizer(
     B: Size,
     N: Size,
@@ -347,7 +339,6 @@ COSTS: dict[str, Callable[..., Cost]] = {
 }
 
 
-@checked
 def hybrid(
     B: Size,
     N: Size,
@@ -368,7 +359,6 @@ def hybrid(
     return added(*(COSTS[kind](B, N, d, count, **call, **options) for kind, count, options in split(heads, H)))
 
 
-@checked
 def cross_layer(
     B: Size,
     N: Size,

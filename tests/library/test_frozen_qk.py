@@ -17,6 +17,7 @@ from seeded import draw
 from torch import nn
 from torch.autograd import grad
 
+from ortho.attention.softmax import frozen_qk
 from ortho.attention.softmax.frozen_qk import (
     channels,
     frozen_qk_attention,
