@@ -144,14 +144,15 @@ def routing_attention(
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`routing_attention_reference` in time and memory linear in N for a fixed number of clusters, in float32 at least;
     not differentiable twice."""
-    mu, x, parts = _centroids(centroids, call.q), flat(call), ()
+    mu, x = _centroids(centroids, call.q), flat(call)
+    parts: State = ()
     if _is_balanced(balanced, call.is_causal):
         members = (each.reshape(-1, *each.shape[-2:]) for each in members_of(call, mu, width, same_tokens))
         o = _within_clusters(x, *members)
     else:
         of_queries, of_keys = _clusters(call, mu)
-        labels = (each.reshape(-1, each.shape[-1]) for each in (of_queries, of_keys))
-        chunks = chunks_of(*labels, x, mu.shape[-2], min(width, call.k.shape[-2]))
+        queries, keys = (each.reshape(-1, each.shape[-1]) for each in (of_queries, of_keys))
+        chunks = chunks_of(queries, keys, x, mu.shape[-2], min(width, call.k.shape[-2]))
         o, parts = attend_joined(x, [group_tiling(chunks, x)]), (of_keys,)
     return o.view(*call.q.shape[:-1], -1), parts
 

@@ -49,7 +49,7 @@ def reachable(call: Call, queries: slice = slice(None)) -> Bool[Tensor, "*batch 
     return free.expand(*call.q.shape[:-2], *free.shape[-2:])
 
 
-def products(x: Float[Tensor, "*batch n K"], y: Float[Tensor, "*batch m K"]) -> Float[Tensor, "*batch n m"]:
+def products(x: Float[Tensor, "*batch n K"], y: Float[Tensor, "... m K"]) -> Float[Tensor, "*batch n m"]:
     """The products of rows by which choices are made, in float32, without a gradient.
 
     Equal rows have equal products, whatever their place and number: how a product rounds depends on these, so it is

@@ -106,7 +106,7 @@ def sparse_linear_attention(
         raise ValueError("attn_mask: expected None beside a state, in which keys are summed and cannot be masked")
     checks.positive_int("window", window)
     b, lead = _log_linear_weight(call, log_linear_weight, feature_map), call.q.shape[:-2]
-    b = b if log_linear_weight is None else b.reshape(-1, *b.shape[-2:])
+    b = b.reshape(-1, *b.shape[-2:])
     sums, call = _linear_sums(call, feature_map.width(call.k.shape[-1])), flat(call)
     f = feature_map(call.q, call.k, scale=call.scale)
     features = f.k if call.key_mask is None else f.k * call.key_mask[..., None]
@@ -123,7 +123,7 @@ def sparse_linear_attention(
 
 
 def _log_linear_weight(call: Call, log_linear_weight: Tensor | None, feature_map: FeatureMap) -> Tensor:
-    """b as (..., N, 1) or (1, 1, 1); ValueError for a map that cannot be used."""
+    """b as (..., N, 1) or (..., 1, 1); ValueError for a map that cannot be used."""
     usable = feature_map.weights != "signed" and feature_map.causal
     if not usable or feature_map.scales_keys or feature_map.positional:
         raise ValueError(
@@ -131,7 +131,7 @@ def _log_linear_weight(call: Call, log_linear_weight: Tensor | None, feature_map
             f"keys, got {feature_map!r}"
         )
     if log_linear_weight is None:
-        return call.q.new_full((1, 1, 1), -log(feature_map.width(call.q.shape[-1])))
+        return call.q.new_full((1,) * call.q.dim(), -log(feature_map.width(call.q.shape[-1])))
     checks.gate("log_linear_weight", log_linear_weight, call.q.shape[:-1], "queries")
     return log_linear_weight.to(call.q.dtype)[..., None]
 

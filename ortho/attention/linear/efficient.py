@@ -15,6 +15,7 @@ running softmax, and keeps a share $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of the ea
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -119,7 +120,13 @@ def causal_efficient_attention(call: Call, *, chunk: int | None = None) -> tuple
     keys = (k - sums[..., 1:, :]).exp().to(S.dtype)
     keys = keys if hidden is None else keys.masked_fill(hidden, 0)
     log_decay = (sums[..., :-1, :] - sums[..., 1:, :]).to(S.dtype)
-    own = {"log_decay": log_decay, "is_causal": True, "scale": 1.0, "initial_state": (S,), "return_state": True}
+    own: dict[str, Any] = {
+        "log_decay": log_decay,
+        "is_causal": True,
+        "scale": 1.0,
+        "initial_state": (S,),
+        "return_state": True,
+    }
     o, (S,) = gated_linear_attention(q.softmax(-1), keys, call.v, **own, chunk=chunk)
     return o, (S, sums[..., -1, :])
 

@@ -47,7 +47,7 @@ def _weights(call: Call, feature_map: FeatureMap, same_tokens: bool) -> Float[Te
     blocked, hidden = call.blocked, None
     if call.attn_mask is not None:
         hidden = ~call.attn_mask.expand(*call.q.shape[:-1], call.k.shape[-2]).any(-2)
-    positions = {"scale": call.scale, "q_start": call.past}
+    positions: dict[str, Any] = {"scale": call.scale, "q_start": call.past}
     f = feature_map(call.q, call.k, **positions, hidden=hidden, hidden_q=hidden if same_tokens else None)
     weights = f.q @ f.k.mT  # (..., N, M)
     if f.log_k is not None:
@@ -96,7 +96,7 @@ def linear_attention(
     q, k, v = call.q, call.k, call.v
     S, peak, start = _memory(call, feature_map)
     hidden = None if call.key_mask is None else ~call.key_mask  # (..., M)
-    places = {"scale": call.scale, "q_start": start, "k_start": start}
+    places: dict[str, Any] = {"scale": call.scale, "q_start": start, "k_start": start}
     f = feature_map(q, k, **places, hidden=hidden, hidden_q=hidden if same_tokens else None)
     if (f.log_k is not None) != feature_map.scales_keys:
         raise TypeError(f"feature_map: expected a log_k if and only if it scales keys, got {feature_map!r}")

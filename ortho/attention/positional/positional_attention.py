@@ -54,9 +54,11 @@ def positional_attention_reference(
     values, position, word = v, v.new_full((*lead, h, 0), NONE).long(), v.new_full((*lead, h), NONE).long()
     if initial_state is not None:
         past, position, word = checks.state(initial_state, "values", "positions", "word")
-        earlier = past.shape[-2]
+        earlier, own = past.shape[-2], H if word.shape[-1] == H else 1
         checks.carried("values", past, (*lead, H, earlier, v.shape[-1]), v)
-        h = max(h, word.shape[-1])  # heads with masks of their own, now or in an earlier call
+        checks.carried("positions", position, (*lead, own, earlier), v.new_empty(0).long())
+        checks.carried("word", word, (*lead, own), position)
+        h = max(h, own)  # heads with masks of their own, now or in an earlier call
         position, word = position.expand(*lead, h, -1), word.expand(*lead, h)
         values = torch.cat([past, v], -2)
     there = torch.ones(*lead, h, N, dtype=torch.bool, device=v.device) if there is None else there.expand(*lead, h, N)
