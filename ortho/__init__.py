@@ -1,8 +1,18 @@
 """Orthogonal random attention and its rivals: definitions, fast forms, exact costs.
 
-`MultiheadAttention` is the layer, `LanguageModel` a whole model; `freeze_qk` converts models of other libraries.
-`MECHANISMS`, `PROJECTIONS` and `HEADS` map the names that a layer takes to what they stand for. `cost` has the costs of
-layers and models.
+    import torch
+    from ortho import LanguageModel, MultiheadAttention, cost, freeze_qk
+
+    x = torch.randn(2, 128, 768)
+    layer = MultiheadAttention(768, 12, attention="window", width=64, projection="frozen")
+    y = layer(x, is_causal=True)  # (2, 128, 768); `python -m ortho mechanisms` lists all names
+    model = LanguageModel(50257, 768, 12, 12, max_length=1024, attention="favor")
+    text = model.generate(torch.tensor([[464, 3290]]), 20)  # token by token, with caches
+    step = cost.of(layer, x)  # what a call costs: FLOPs, parameters, bytes kept for the backward pass
+    freeze_qk(torch.nn.TransformerEncoderLayer(768, 12, batch_first=True))  # in a model of your own
+
+Functions on q, k, v are in `ortho.attention`, and `ortho.attention.register` enters one of your own. `PROJECTIONS` and
+`HEADS` map the names that a layer takes to what they stand for.
 """
 
 from ortho import attention, cost, orthogonal, projections
@@ -11,13 +21,13 @@ from ortho.attention import MECHANISMS, RandomFeatureAttention
 from ortho.attention.cache import Cache, new_cache
 from ortho.layers.block import TransformerBlock
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.induction import InductionHeads
 from ortho.layers.longformer import LongformerAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.layers.short_convolution import ConvolvedAttention
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.encoders import TextEncoder, VisionTransformer
@@ -34,6 +44,7 @@ __all__ = [
     "ConvolvedAttention",
     "EncoderDecoder",
     "FeedForward",
+    "FrozenQKAttention",
     "GatedFeedForward",
     "HybridAttention",
     "InductionHeads",
@@ -43,7 +54,6 @@ __all__ = [
     "MultiheadAttention",
     "PositionalHeads",
     "RandomFeatureAttention",
-    "StoppedAttention",
     "SynthesizerAttention",
     "TextEncoder",
     "TransformerBlock",

@@ -44,8 +44,8 @@ def _mechanisms(as_json: bool) -> None:
     beside = _beside()
     if as_json:
         places = ("reference", "fast", "cost")
-        plain = ["name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed", "fitted"]
-        plain += ["one_sequence", "gives_weights", "same_tokens"]
+        plain = ["name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed"]
+        plain += ["data_dependent", "self_attention_only", "has_weights", "same_tokens"]
         entries = [
             {name: getattr(m, name) for name in plain}
             | {name: _place(getattr(m, name)) for name in places}
@@ -94,6 +94,8 @@ def _place(made: Any) -> str:
         bound = {field.name: getattr(made, field.name) for field in fields(made)[1:]}  # the first is its name
         made = type(made)
     made = getattr(made, "func", made)
+    if made is None:  # a mechanism without a closed form
+        return ""
     said = ", ".join(f"{name}={value!r}" for name, value in bound.items())
     return f"{made.__module__}.{made.__qualname__}" + (f"({said})" if said else "")
 

@@ -134,7 +134,8 @@ def within(name: str, what: str, value: Tensor | None, least: float, most: float
     """
     if value is None or not reads_values(value):
         return
-    low, high = (float(x) for x in value.detach().aminmax())  # NaN propagates, and lies nowhere
+    smallest, largest = value.detach().aminmax()  # NaN propagates, and lies nowhere
+    low, high = float(smallest), float(largest)
     if not (least <= low and high <= most):
         raise ValueError(f"{name}: expected {what} within {least:.2g} and {most:.2g}, got {low:.2g} to {high:.2g}")
 
@@ -189,6 +190,58 @@ def mask(value: Any, shape: tuple[int, ...], name: str = "attn_mask", *, bias: b
         fits = False
     if not fits:
         raise ValueError(f"{name}: expected a shape that broadcasts to {shape}, got {tuple(value.shape)}")
+
+
+def sequence(name: str, x: Tensor, width: int) -> None:
+    """ValueError unless x is a tensor (B, N, width) with B, N >= 1: heads of anything else would mix its axes."""
+    if x.is_nested:
+        raise ValueError(
+            f"{name}: expected a padded tensor (B, N, {width}) and a key_padding_mask, got a nested tensor"
+        )
+    if x.dim() != 3 or x.shape[-1] != width or 0 in x.shape:
+        raise ValueError(f"{name}: expected shape (B, N, {width}) with B, N >= 1, got {tuple(x.shape)}")
+
+
+def layer_mask(
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int | None,
+    name: str = "attn_mask",
+) -> Tensor | None:
+    """The two masks of a layer combined: None, or a mask that broadcasts to (B, H, N, M), True = attend; numbers, which
+    are added to the scores, stay numbers.
+
+    Raises ValueError for a padding mask that is not (B, M), with any M if `keys` is None; and for an `attn_mask`, by
+    its `name`, whose first axis is ambiguous.
+    """
+    if attn_mask is not None:
+        shape = tuple(attn_mask.shape)
+        if len(shape) == 2 and shape[0] == batch == queries > 1:
+            raise ValueError(
+                f"{name}: expected four axes where B = N = {batch}, got {shape}: "
+                "write (N, M) as mask[None, None], and padded keys (B, M) as a key_padding_mask"
+            )
+        if len(shape) == 3 and shape[0] == batch == heads > 1:
+            raise ValueError(
+                f"{name}: expected four axes where B = H = {batch}, got {shape}: "
+                "write (H, N, M) as mask[None], and (B, N, M) as mask[:, None]"
+            )
+    if key_padding_mask is None:
+        return attn_mask
+    if not isinstance(key_padding_mask, Tensor) or key_padding_mask.dtype != torch.bool:
+        got = describe(key_padding_mask)
+        raise TypeError(f"key_padding_mask: expected a boolean tensor (True = padding), got {got}")
+    shape = tuple(key_padding_mask.shape)
+    if len(shape) != 2 or shape[0] != batch or (keys is not None and shape[1] != keys):
+        raise ValueError(f"key_padding_mask: expected shape ({batch}, {keys or 'M'}), got {shape}")
+    padding = key_padding_mask[:, None, None]  # (B, 1, 1, M)
+    if attn_mask is None:
+        return ~padding
+    mask(attn_mask, (batch, heads, queries, shape[1]), name, bias=True)
+    return attn_mask & ~padding if attn_mask.dtype == torch.bool else attn_mask.masked_fill(padding, -torch.inf)
 
 
 def mask_of_keys(attn_mask: Tensor, keys: int) -> None:

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho._checks import checked, expect, heads
+from ortho import checks
 from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
-from ortho._weights import new_weight, split_heads
+from ortho.heads import new_weight, split_heads
 
 __all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 
@@ -31,28 +31,30 @@ class Gate(nn.Module, ABC):
     rank: ClassVar[int | None] = None
     trained: ClassVar[int] = 0
 
-    @checked
     def __init__(
         self,
         d_model: int,
         num_heads: int,
         *,
+        head_dim: int | None = None,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads = heads(d_model, num_heads)
+        if head_dim is None:
+            checks.heads(d_model, num_heads)
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, head_dim or d_model // num_heads
         self._make(generator, {"dtype": dtype, "device": device})
 
     @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        """How many numbers are made for a token: by default one for each head."""
+    def rows(cls, width: Size, H: Size) -> Size:
+        """How many numbers are made for a token, for heads of this width together: by default one for each head."""
         return H
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         """Draw the parameters."""
-        rows = self.rows(self.d_model, self.num_heads)
+        rows = self.rows(self.num_heads * self.head_dim, self.num_heads)
         if self.rank is None:
             self.weight = new_weight(rows, self.d_model, generator=generator, **kind)
         else:
@@ -62,11 +64,7 @@ class Gate(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
 
-    def _check(self, x: Float[Tensor, "B N d"]) -> None:
-        expect(x.dim() == 3 and x.shape[-1] == self.d_model, "x", f"shape (B, N, {self.d_model})", tuple(x.shape))
-
     def _product(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N rows"]:
-        self._check(x)
         return linear(x, self.weight) if self.rank is None else linear(linear(x, self.weight_down), self.weight_up)
 
     def _vectors(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
@@ -79,9 +77,19 @@ class Gate(nn.Module, ABC):
         return self._product(x).mT.contiguous()
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+    def cost(
+        cls,
+        B: Size,
+        N: Size,
+        d: Size,
+        H: Size,
+        *,
+        head_dim: Size = None,
+        input_grad: bool = True,
+        itemsize: int = 4,
+    ) -> Cost:
         """The cost in closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
-        rows = cls.rows(d, H)
+        rows = cls.rows(d if head_dim is None else H * head_dim, H)
         rest = Cost(trained=cls.trained * rows)
         if cls.rank is None:
             return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + rest
@@ -104,7 +112,6 @@ class WriteStrength(Gate):
 
     maximum: ClassVar[float] = 1
 
-    @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x).sigmoid() * self.maximum
 

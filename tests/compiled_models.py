@@ -7,12 +7,12 @@ from ortho import MECHANISMS, PROJECTIONS, HybridAttention, LanguageModel, Multi
 from ortho.adapters import freeze_qk
 from ortho.attention import FORMS
 from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.feed_forward import MixtureOfExperts
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HEADS
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
 from ortho.layers.short_convolution import ConvolvedAttention
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SOURCES, SynthesizerAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.encoders import TextEncoder, VisionTransformer
@@ -86,7 +86,7 @@ CASES |= {
     "grouped": layer(num_kv_heads=1, bias=True),
     "padded": layer(padded, attention="linear"),
     "padded, tiled": layer(padded, attention="alibi"),
-    "exchanged": (lambda: StoppedAttention(D, H, **KIND), causal),
+    "exchanged": (lambda: FrozenQKAttention(D, H, **KIND), causal),
     "positional": (lambda: PositionalHeads(D, H, **KIND), causal),
     "convolved": (lambda: ConvolvedAttention(D, H, **KIND), causal),
     "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
@@ -114,11 +114,12 @@ CASES |= {
     for room in (None, 1.0)
 }
 CASES |= {
-    f"recomputed {name}": layer(attention=RecomputedAttention(name, "fast")) for name in ("softmax", "linear", "window")
+    f"recomputed {name}": layer(attention=CheckpointedAttention(name, "fast"))
+    for name in ("softmax", "linear", "window")
 }
 CASES |= {
     f"recomputed blocks, {name}": (
-        lambda name=name: Recomputed([TransformerBlock(D, H, attention=name, **KIND) for _ in range(2)]),
+        lambda name=name: Checkpointed([TransformerBlock(D, H, attention=name, **KIND) for _ in range(2)]),
         causal,
     )
     for name in ("softmax", "window")

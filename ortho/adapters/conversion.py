@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ortho._checks import checked
 from ortho.adapters.finding import AttentionLayer, attention_layers, owned
 from ortho.adapters.layouts import Layout
 from ortho.adapters.probe import Prober
 from ortho.adapters.rows import MARK, StopOperands, StopRows, thaw
 from ortho.checks import describe, expect, one_of
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.multihead import MultiheadAttention
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.orthogonal import DRAWS
 from ortho.projections import FrozenProjection, LearnedProjection, by_matrices
-from ortho.projections.projection import Detached
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -87,7 +87,7 @@ def unfreeze_qk(model: ModelT) -> ModelT:
     unchanged.
     """
     own = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
-    frozen = [module for module in own if isinstance(by_matrices(module.projection), Detached)]
+    frozen = [module for module in own if by_matrices(module.projection).frozen]
     for module in frozen:
         _replace(module, LearnedProjection, _weights(module.projection), getattr(module.projection, MARK, {}))
     for other in list(model.modules()):
@@ -144,10 +144,10 @@ def _freeze(layer: AttentionLayer, make: Any, stop_gradient: bool) -> None:
 def _freeze_projection(layer: AttentionLayer, make: Any, stop_gradient: bool) -> None:
     """Freeze the projection of a layer of this package."""
     old: Any = layer.module.projection
-    if make is None and isinstance(old, Detached) and old.stop_gradient == stop_gradient:
+    if make is None and old.frozen and old.stop_gradient == stop_gradient:
         return
     weights = _weights(old)
-    before = getattr(old, MARK, {} if isinstance(old, Detached) else {n: w.requires_grad for n, w in weights.items()})
+    before = getattr(old, MARK, {} if old.frozen else {n: w.requires_grad for n, w in weights.items()})
     for name, w in weights.items() if make is not None else ():
         like = {"dtype": w.dtype, "device": w.device}
         weights[name] = make(*w.shape, **like) if w.dim() > 1 else torch.zeros_like(w)
@@ -164,7 +164,7 @@ def _weights(projection: Any) -> dict[str, torch.Tensor]:
 def _replace(
     module: MultiheadAttention, kind: Any, weights: dict[str, torch.Tensor], trained: dict[str, bool], **options: Any
 ) -> None:
-    """Give a layer a projection of this kind with these weights. A `StoppedAttention`, which computes no gradient of
+    """Give a layer a projection of this kind with these weights. A `FrozenQKAttention`, which computes no gradient of
     queries and keys, becomes a layer that does if it has to."""
     old = module.projection
     sizes: dict[str, Any] = {} if old.q_width == old.d_model else {"head_dim": old.head_dim}
@@ -173,5 +173,5 @@ def _replace(
     for name, value in weights.items():
         setattr(new, name, nn.Parameter(value.detach().clone(), trained.get(name, True)))
     module.projection = new.train(old.training)
-    if isinstance(module, StoppedAttention) and not options.get("stop_gradient", False):
+    if isinstance(module, FrozenQKAttention) and not options.get("stop_gradient", False):
         module.__class__ = MultiheadAttention  # type: ignore[assignment]

@@ -1,78 +1,81 @@
 """Caches for decoding: what a mechanism keeps of a sequence that is read token by token, with one interface for all.
 
 `new_cache("softmax", 4096).attend(q, k, v)` reads further tokens and returns their outputs. Softmax attention keeps
-keys and values, a pattern keeps those that a later token may read, and any other mechanism keeps its functions' state.
+keys and values, a pattern keeps those that a later token may read, any other mechanism keeps its functions' state, and
+a layer of several parts has a cache for each. Caches hold no layer: they can be copied, pickled and saved.
 """
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from ortho import _checks
-from ortho._checks import checked
-from ortho._typing import Bool, Float, Tensor
-from ortho._weights import spread_heads
+from ortho import checks
+from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
-from ortho.attention.mechanism import AttentionFunction
+from ortho.attention.mechanism import check_options, described, sums_keys
 from ortho.attention.position_bias import rotary
-from ortho.attention.scores import blocked_pairs
-from ortho.attention.sparse.pattern import Pattern, pattern_of
+from ortho.attention.sparse.pattern import pattern_of
+from ortho.heads import repeat_kv
 
-__all__ = ["Cache", "KeyValueCache", "PatternCache", "RotaryCache", "StateCache", "new_cache"]
+__all__ = ["Cache", "KeyValueCache", "PartsCache", "RingCache", "RotaryCache", "StateCache", "new_cache"]
+
 
 CacheT = TypeVar("CacheT", bound="Cache")
 
 
-@checked
 def new_cache(
-    attention: str | nn.Module, capacity: int | None = None, *, form: str = "fast", **options: Any
+    attention: str | Callable[..., Any], capacity: int | None = None, *, form: str = "fast", **options: Any
 ) -> "Cache":
-    """An empty cache for a mechanism by its name, or for a module with a mechanism's signature.
+    """An empty cache for a mechanism, by its name and with its `options`, or for a function or module with a
+    mechanism's signature.
 
     `capacity` is the total number of tokens that the cache can read. A cache that allocates its memory at once needs
-    it; for others None means no limit. `form` and `options` are a mechanism's; a module has its own. In the fast form
-    values must be as wide as keys if the fused kernels are used.
+    it; for others None means no limit. `form` is a mechanism's. In the fast form values must be as wide as keys if the
+    fused kernels are used.
 
-    Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for a capacity below 1, and
-    for a missing capacity where one is needed.
+    Raises TypeError or ValueError, naming the argument, for a mechanism that is not causal, for unknown options, for a
+    capacity below 1, and for a missing capacity where one is needed.
     """
-    if isinstance(attention, nn.Module):
-        return StateCache(attention, attention, capacity)
-    mechanism = MECHANISMS[_checks.one_of("attention", attention, MECHANISMS)]
-    if not mechanism.causal:
-        raise ValueError(f"attention: expected a causal mechanism, got {attention!r}")
-    softmax, function = MECHANISMS["softmax"].form(form), mechanism.form(form)
-    function = partial(function, **options) if options else function
-    pattern = pattern_of(mechanism, **options)
-    if pattern is not None:
-        return PatternCache(attention, pattern, softmax, function, capacity)
+    if not isinstance(attention, str):
+        return StateCache(attention, capacity, form, options)
+    mechanism = MECHANISMS[checks.one_of("attention", attention, MECHANISMS)]
+    checks.expect(mechanism.causal, "attention", "a causal mechanism", repr(attention))
+    check_options(mechanism, form, options)
+    if pattern_of(mechanism) is not None:
+        return RingCache(attention, capacity, form, options)
     if mechanism.exact:
-        return KeyValueCache(attention, function, capacity)
-    if mechanism is rotary.MECHANISM and not options:
-        return RotaryCache(attention, softmax, capacity)
-    return StateCache(attention, function, capacity)
+        return KeyValueCache(attention, capacity, form, options)
+    kind = RotaryCache if mechanism is rotary.MECHANISM else StateCache
+    return kind(attention, capacity, form, options)
 
 
 class Cache(ABC):
     """What a causal mechanism keeps of the tokens read so far, to decode further ones. No gradient flows through it.
 
-    `attention` names the mechanism, or is the module, that the cache is for; `length` is the number of tokens read.
+    `attention` describes the mechanism that the cache is for; `length` is the number of tokens read; `beside` is what a
+    layer keeps besides, replaced with each call.
     """
 
-    length: int = 0
+    beside: tuple[Tensor, ...] = ()
 
-    def __init__(self, attention: str | nn.Module, capacity: int | None) -> None:
-        self.attention = attention
-        self.capacity = None if capacity is None else _checks.positive_int("capacity", capacity)
-        self._before: tuple[Tensor, Tensor] | None = None  # empty keys and values, shaped like those read
+    def __init__(
+        self,
+        attention: str | Callable[..., Any],
+        capacity: int | None = None,
+        form: str = "fast",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.attention, self.length = described(attention, options or {}), 0
+        self.capacity = None if capacity is None else checks.positive_int("capacity", capacity)
+        self._made_for = (attention if isinstance(attention, str) else None, form, dict(options or {}))
+        self._function = None if isinstance(attention, str) else partial(attention, **(options or {}))
         self._held: tuple[Tensor, ...] = ()
 
-    @checked(shapes=False)
     @torch.no_grad()
     def attend(
         self,
@@ -81,72 +84,73 @@ class Cache(ABC):
         v: Float[Tensor, "*kv_heads n V"],
         *,
         scale: float | None = None,
+        key_mask: Bool[Tensor, "B n"] | None = None,
+        function: Callable[..., Any] | None = None,
         **gates: Tensor,
     ) -> Float[Tensor, "*heads n V"]:
         """The outputs of n more tokens, as a causal call on the whole sequence would give them; the tokens are kept.
 
         q is (..., H, n, K), k (..., G, n, K) and v (..., G, n, V), where H is a multiple of G: H/G successive heads of
         queries share a head of keys and values. `gates` are the mechanism's further operands for these tokens.
+        `key_mask` (B, n), True = attend, leaves out padding, where a state sums up the keys. A copy of a cache that was
+        made for a function or module gets it as `function`.
 
         Raises TypeError or ValueError, naming the argument, if shapes, dtypes or devices do not fit together or do not
         fit the earlier tokens, or if there is no room for the tokens. The cache then stays unchanged.
         """
-        self._check(q, k, v)
-        o = self._attend(q, k, v, scale, gates)
-        if self._before is None:
-            self._before = k.new_empty(*k.shape[:-2], 0, k.shape[-1]), v.new_empty(*v.shape[:-2], 0, v.shape[-1])
-        self.length += k.shape[-2]
+        n = k.shape[-2]
+        if self.capacity is not None and self.length + n > self.capacity:
+            room = f"at most {self.capacity - self.length} tokens more in a cache of capacity {self.capacity}"
+            raise ValueError(f"k: expected {room}, got {n}")
+        if function is not None:
+            self._function = function
+        masks = {} if key_mask is None else {"attn_mask": self._mask(key_mask, q)}
+        o = self._attend(q, k, v, scale, {**masks, **gates})
+        self.length += n
         return o
 
     @abstractmethod
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        """`attend` for operands that are already checked, after `length` tokens."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        """`attend` after `length` tokens; `given` are gates and a mask of the new keys."""
+
+    def _mask(self, key_mask: Tensor, q: Tensor) -> Tensor:
+        """The mask (B, 1, 1, n) of the new keys."""
+        if not sums_keys(self.function):
+            wanted = f"None with {self.attention!r}, which keeps all keys"
+            how = "decode prompts of equal length together, as LanguageModel.generate does"
+            raise ValueError(f"key_mask: expected {wanted}, got a mask: {how}")
+        checks.mask(key_mask, (len(q), q.shape[-2]), "key_mask")
+        return key_mask[:, None, None]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The attention function that the cache is for."""
+        if self._function is None:
+            name, form, options = self._made_for
+            if name is None:
+                raise ValueError(f"function: expected the {self.attention} that a copied cache was made for, got none")
+            mechanism = MECHANISMS[name]
+            given = {mechanism.option_names.get(option, option): value for option, value in options.items()}
+            self._function = partial(mechanism.form(form), **given) if given else mechanism.form(form)
+        return self._function
 
     @property
     def nbytes(self) -> int:
         """Bytes held; 0 before the first token."""
-        return sum(x.nbytes for x in self._held)
+        return sum(x.nbytes for x in (*self._held, *self.beside))
 
     def copy(self: CacheT) -> CacheT:
         """An independent copy."""
-        other = copy.copy(self)
-        other._own()
-        return other
+        return copy.deepcopy(self)
 
-    def _own(self) -> None:
-        """Replace everything that later calls change by a copy."""
-        with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
-            self._held = tuple(x.clone() for x in self._held)
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the function, which may be, or belong to, a layer."""
+        held = tuple(x.clone() if x.is_inference() else x for x in self._held)
+        return {**self.__dict__, "_function": None, "_held": held}
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        for name, x in (("k", k), ("q", q), ("v", v)):  # k first: the others are compared with it
-            if x.dim() < 2 or 0 in x.shape:
-                raise ValueError(f"{name}: expected shape (..., n, width) without empty axes, got {tuple(x.shape)}")
-            if x.dtype != k.dtype or x.device != k.device:
-                raise TypeError(f"{name}: expected {k.dtype} on {k.device} like k, got {x.dtype} on {x.device}")
-            _checks.finite(name, x)
-        if v.shape[:-1] != k.shape[:-1]:
-            raise ValueError(f"v: expected shape {(*k.shape[:-1], 'V')} like k, got {tuple(v.shape)}")
-        fits = q.dim() == k.dim() and q.shape[:-3] == k.shape[:-3] and q.shape[-2:] == k.shape[-2:]
-        if not fits or _heads(q) % _heads(k):
-            several = f" with a multiple of {_heads(k)} for {_heads(k)}" if k.dim() > 2 else ""
-            raise ValueError(f"q: expected shape {tuple(k.shape)} like k{several}, got {tuple(q.shape)}")
-        for name, x, before in zip("kv", (k, v), self._before or (k, v), strict=True):
-            if x.dtype != before.dtype or x.device != before.device:
-                kind = f"{before.dtype} on {before.device}"
-                raise TypeError(f"{name}: expected {kind} like the tokens before, got {x.dtype} on {x.device}")
-            expected = (*before.shape[:-2], x.shape[-2], before.shape[-1])
-            if x.shape != expected:
-                raise ValueError(f"{name}: expected shape {expected} like the tokens before, got {tuple(x.shape)}")
-        room = None if self.capacity is None else self.capacity - self.length
-        if room is not None and k.shape[-2] > room:
-            raise ValueError(
-                f"k: expected at most {room} tokens more in a cache of capacity {self.capacity}, got {k.shape[-2]}"
-            )
-
-
-def _heads(x: Tensor) -> int:
-    return x.shape[-3] if x.dim() > 2 else 1
+    def fits(self, attention: str) -> None:
+        """ValueError unless the cache is for the attention described so."""
+        checks.expect(self.attention == attention, "cache", f"one for {attention!r}", f"one for {self.attention!r}")
 
 
 class StateCache(Cache):
@@ -156,108 +160,87 @@ class StateCache(Cache):
     memory with each token. Key heads that queries share are first repeated for each query head, which takes memory.
     """
 
-    def __init__(self, attention: str | nn.Module, function: Callable[..., Any], capacity: int | None = None) -> None:
-        super().__init__(attention, capacity)
-        self._function = function
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
-        past = self._held if self.length else None
-        o, state = self._function(
-            q, *spread, is_causal=True, scale=scale, initial_state=past, return_state=True, **gates
-        )
-        given = {x.untyped_storage().data_ptr() for x in (*spread, *gates.values()) if isinstance(x, Tensor)}
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        k, v, past = repeat_kv(k, _heads(q)), repeat_kv(v, _heads(q)), self._held or None
+        if scale is not None:
+            given = {**given, "scale": scale}
+        o, state = self.function(q, k, v, is_causal=True, initial_state=past, return_state=True, **given)
         # The first call's state may be the operands themselves, which the caller may change later.
-        self._held = tuple(x.clone() if x.untyped_storage().data_ptr() in given else x for x in state)
-        return o
+        self._held = tuple(state) if past else tuple(x.clone() for x in state)
+        return o  # type: ignore[no-any-return]
 
 
-class Slots(Cache):
-    """A cache of keys and values with `slots` slots, one per token; all memory is allocated with the first token."""
+class KeyValueCache(Cache):
+    """Keeps all keys and values of at most `capacity` tokens, for softmax attention in one of its forms; all memory is
+    allocated with the first token."""
 
-    def __init__(
-        self, attention: str | nn.Module, slots: int, capacity: int | None, softmax: AttentionFunction
-    ) -> None:
-        super().__init__(attention, capacity)
-        self.slots, self._softmax = slots, softmax
-
-    def _keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and the values in their slots."""
-        if self._softmax is MECHANISMS["softmax"].fast:
-            wanted = f"width {k.shape[-1]} like q, for the fused kernel"
-            _checks.expect(v.shape[-1] == k.shape[-1], "v", wanted, f"shape {tuple(v.shape)}")
-        if self._before is None:  # also after the first tokens were refused
-            with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
-                self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
-        keys, values = self._held
-        return keys, values
-
-
-class KeyValueCache(Slots):
-    """Keeps all keys and values of at most `capacity` tokens, for softmax attention in one of its forms."""
-
-    def __init__(self, attention: str, softmax: AttentionFunction, capacity: int | None) -> None:
+    def __init__(self, attention: Any, capacity: int | None, form: str = "fast", options: Any = None) -> None:
         if capacity is None:
-            raise ValueError("capacity: expected a number of tokens, as keys and values of all are kept, got None")
-        super().__init__(attention, _checks.positive_int("capacity", capacity), capacity, softmax)
+            raise ValueError(f"capacity: expected a number of tokens, as {attention} may read any of them, got None")
+        super().__init__(attention, capacity, form, options)
+        self.slots: int = capacity
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        _no_gates(gates)
-        keys, values = self._keys_values(k, v)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        keys, values = self._keys_values(q, k, v, given)
         n, stop = k.shape[-2], self.length + k.shape[-2]
         keys[..., self.length : stop, :], values[..., self.length : stop, :] = k, v
         if n > 1 and not self.length:
-            spread = spread_heads(k, _heads(q)), spread_heads(v, _heads(q))
-            return self._softmax(q, *spread, is_causal=True, scale=scale)
-        blocked = None if n == 1 else blocked_pairs(n, stop, True, None, q.device)
-        mask = None if blocked is None else ~blocked
-        return _shared_attention(self._softmax, q, keys[..., :stop, :], values[..., :stop, :], mask, scale)
+            return self._whole(q, k, v, scale)
+        mask = None if n == 1 else torch.ones(n, stop, dtype=torch.bool, device=q.device).tril(stop - n)
+        return _shared_attention(self.function, q, keys[..., :stop, :], values[..., :stop, :], mask, scale)
+
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        """The outputs of the first tokens."""
+        return self.function(q, repeat_kv(k, _heads(q)), repeat_kv(v, _heads(q)), is_causal=True, scale=scale)  # type: ignore[no-any-return]
+
+    def _keys_values(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The slots of keys and values. Raises for tokens that they would take by broadcasting or casting."""
+        if given:
+            raise TypeError(f"gates: expected none for this mechanism, got {', '.join(given)}")
+        if not self._held or not self.length:  # also after the first tokens were refused
+            with torch.inference_mode(False):  # inference tensors cannot be written to outside that mode
+                self._held = tuple(x.new_empty(*x.shape[:-2], self.slots, x.shape[-1]) for x in (k, v))
+        for name, x, slots in zip("kv", (k, v), self._held, strict=True):
+            shape = (*slots.shape[:-2], k.shape[-2], slots.shape[-1])
+            if x.shape != shape or x.dtype != slots.dtype:
+                wanted = f"{slots.dtype} of shape {shape} like the tokens before"
+                raise ValueError(f"{name}: expected {wanted}, got {checks.describe(x)}")
+        if q.shape[:-3] != k.shape[:-3] or q.shape[-2:] != k.shape[-2:] or _heads(q) % _heads(k):
+            wanted = f"shape {tuple(k.shape)} like k, or a multiple of its heads"
+            raise ValueError(f"q: expected {wanted}, got {tuple(q.shape)}")
+        keys, values = self._held
+        return keys, values
 
 
 class RotaryCache(KeyValueCache):
     """`KeyValueCache` with rotary positions: it keeps rotated keys, and values."""
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        q, k = rotary.rotated(q, k, self.length)
-        return super()._attend(q, k, v, scale, gates)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        _, form, options = self._made_for
+        q, k = rotary.rotated(q, k, self.length, **options)
+        self._function = MECHANISMS["softmax"].form(form)
+        return super()._attend(q, k, v, scale, given)
 
 
-class PatternCache(Slots):
+class RingCache(KeyValueCache):
     """Keeps the keys and values that a pattern's later queries may read: all, or the first few and a ring of the last.
 
     `Pattern.kv_window` says which; in the ring the newest token replaces the oldest. A single query is multiplied only
-    with the keys that its pattern allows. Several at once are multiplied with all keys that any of them may read, under
-    a mask. `softmax` is softmax attention; `whole` is the pattern's own attention in the same form, for several tokens
-    at the start. With a ring, `capacity` may be None.
+    with the keys that its pattern allows; several at once with all keys that any of them may read, under a mask. With a
+    ring, `capacity` may be None.
     """
 
-    def __init__(
-        self,
-        attention: str,
-        pattern: Pattern,
-        softmax: AttentionFunction,
-        whole: AttentionFunction,
-        capacity: int | None,
-    ) -> None:
-        window = pattern.kv_window()
-        if window is None:
-            if capacity is None:
-                raise ValueError(f"capacity: expected a number of tokens, as {pattern} may read any of them, got None")
-            window = capacity, 0
-        slots = sum(window)
-        super().__init__(attention, slots if capacity is None else min(slots, capacity), capacity, softmax)
-        self._first, self._ring = window
-        self._pattern, self._whole = pattern, whole
+    def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
+        pattern = pattern_of(MECHANISMS[attention], **(options or {}))
+        assert pattern is not None
+        first, ring = pattern.kv_window() or (capacity, 0)
+        super().__init__(attention, capacity if first is None or capacity else first + ring, form, options)
+        self.slots = min(self.slots, first + ring)
+        self.capacity, self._pattern, self._first, self._ring = capacity, pattern, first, ring
         self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
 
-    def _own(self) -> None:
-        super()._own()
-        with torch.inference_mode(False):
-            self._positions = self._positions.clone()
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, gates: dict[str, Tensor]) -> Tensor:
-        _no_gates(gates)
-        held, n = self._keys_values(k, v), k.shape[-2]
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        held, n = self._keys_values(q, k, v, given), k.shape[-2]
         if n == 1:  # it is stored first: the token that it replaces is out of its reach
             slot = self._slot(self.length)
             for slots, x in zip(held, (k, v), strict=True):
@@ -269,7 +252,7 @@ class PatternCache(Slots):
             keys, values = (torch.cat(pair, -2) for pair in zip(held, (k, v), strict=True))
             o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
         else:
-            o = self._whole(q, spread_heads(k, _heads(q)), spread_heads(v, _heads(q)), is_causal=True, scale=scale)
+            o = self._whole(q, k, v, scale)
         if self._ring:  # of tokens that share a slot, the last one stays
             new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
         places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
@@ -287,19 +270,51 @@ class PatternCache(Slots):
         """The outputs of the newest tokens' queries, over keys at these positions; -1 marks an empty slot."""
         n = q.shape[-2]
         i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
-        kept = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
-        read = kept.any(0)
-        if not bool(read.any()):
-            return values.new_zeros(*q.shape[:-1], values.shape[-1])
+        allowed = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
+        read = allowed.any(0)
         if not bool(read.all()):
             picked = read.nonzero()[:, 0]
-            kept, picked = kept[:, picked], picked.to(keys.device)
+            allowed, picked = allowed[:, picked], picked.to(keys.device)
             keys, values = keys.index_select(-2, picked), values.index_select(-2, picked)
-        return _shared_attention(self._softmax, q, keys, values, None if n == 1 else kept.to(keys.device), scale)
+        if not keys.shape[-2]:
+            return values.new_zeros(*q.shape[:-1], values.shape[-1])
+        softmax, mask = MECHANISMS["softmax"].form(self._made_for[1]), None if n == 1 else allowed.to(keys.device)
+        return _shared_attention(softmax, q, keys, values, mask, scale)
+
+
+class PartsCache(Cache):
+    """The caches of a layer's parts, read by a call of the layer."""
+
+    def __init__(self, layer: str, parts: Iterable[Cache], capacity: int | None) -> None:
+        self._parts = list(parts)
+        super().__init__(layer, capacity)
+
+    @property
+    def parts(self) -> list[Cache]:
+        """One cache for each part. Raises ValueError where a call has failed in a later part."""
+        lengths = [part.length for part in self._parts]
+        checks.expect(len(set(lengths)) <= 1, "cache", "parts that have read as many tokens", lengths)
+        return self._parts
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        """The number of tokens read. Raises ValueError as `parts` does."""
+        return self.parts[0].length
+
+    @length.setter
+    def length(self, _: int) -> None:
+        """Nothing: the parts count."""
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(part.nbytes for part in self._parts)
+
+    def _attend(self, *_: Any) -> Tensor:
+        raise TypeError(f"cache: expected to be read by a {self.attention}, whose parts have q, k and v of their own")
 
 
 def _shared_attention(
-    softmax: AttentionFunction,
+    softmax: Callable[..., Any],
     q: Float[Tensor, "*heads n K"],
     keys: Float[Tensor, "*kv_heads M K"],
     values: Float[Tensor, "*kv_heads M V"],
@@ -310,16 +325,14 @@ def _shared_attention(
 
     The query heads that share keys become rows of one product, (..., H, n, K) -> (..., G, H/G n, K).
     """
-    n, several = q.shape[-2], q.dim() > 2
-    rows = q.unflatten(-3, (_heads(keys), -1)).flatten(-3, -2) if several else q
-    if mask is not None:
-        mask = mask.repeat(rows.shape[-2] // n, 1)
-    with _checks.unchecked_values():  # each number was checked when it came in
-        o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
-    return o.unflatten(-2, (-1, n)).flatten(-4, -3) if several else o
+    n, G = q.shape[-2], _heads(keys)
+    if _heads(q) == G:
+        return softmax(q, keys, values, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+    rows = q.unflatten(-3, (G, -1)).flatten(-3, -2)
+    mask = None if mask is None else mask.repeat(rows.shape[-2] // n, 1)
+    o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
+    return o.unflatten(-2, (-1, n)).flatten(-4, -3)  # type: ignore[no-any-return]
 
 
-def _no_gates(gates: dict[str, Tensor]) -> None:
-    """Raise TypeError, as for an unknown argument, if there are gates for a mechanism that takes none."""
-    if gates:
-        raise TypeError(f"gates: expected none for this mechanism, got {', '.join(gates)}")
+def _heads(x: Tensor) -> int:
+    return x.shape[-3] if x.dim() > 2 else 1

@@ -123,39 +123,43 @@ def attention_function(
             return_state: bool = False,
             **options: Any,
         ) -> Any:
-            past = _past(initial_state, keeps, beside)
+            past = 0 if initial_state is None else _past(initial_state, keeps, beside)
             checks.operands(q, k, v, is_causal=is_causal, attn_mask=attn_mask, past=past, bias=bias)
-            keys, values, state = _joined(k, v, initial_state, keeps)
-            call = Call(q, keys, values, is_causal, attn_mask, scale, state, past, return_state)
+            keys, values, state = (k, v, ()) if initial_state is None else _joined(k, v, initial_state, keeps)
+            added = attn_mask if attn_mask is not None and attn_mask.dtype != torch.bool else None
+            mask = attn_mask if added is None else added != -torch.inf
+            call = Call(q, keys, values, is_causal, mask, scale, state, past, return_state)
             with no_autocast(q):
                 if upcasts:
                     call.q, call.k, call.v = upcast(q), upcast(keys), upcast(values)
-                    options = {name: _like(call.q, value) for name, value in options.items()}
-                if attn_mask is not None and attn_mask.dtype != torch.bool:
-                    call.attn_mask = attn_mask != -torch.inf
-                    call.bias = attn_mask.to(call.q.dtype).masked_fill(~call.attn_mask, 0)
+                    for name, value in options.items():
+                        if isinstance(value, Tensor) and value.is_floating_point():
+                            options[name] = value.to(call.q.dtype).contiguous()
+                if added is not None:
+                    call.bias = added.to(call.q.dtype).masked_fill(added == -torch.inf, 0)
                 found = body(call, **options)
             o, parts = found if isinstance(found, tuple) else (found, ())
             if not return_state:
                 return o.to(q.dtype)
             return o.to(q.dtype), _state(parts, keys, values, keeps)
 
+        attend.keeps = keeps  # type: ignore[attr-defined]
         return with_options(attend, body)
 
     return decorate
 
 
-def _past(initial_state: State | None, keeps: str, beside: tuple[str, ...]) -> int:
+def _past(initial_state: State, keeps: str, beside: tuple[str, ...]) -> int:
     """The number of keys that come from the state."""
-    if initial_state is None or keeps == "sums":
+    if keeps == "sums":
         return 0
     return checks.state(initial_state, "keys", "values", *beside)[1].shape[-2]
 
 
-def _joined(k: Tensor, v: Tensor, initial_state: State | None, keeps: str) -> tuple[Tensor, Tensor, State]:
+def _joined(k: Tensor, v: Tensor, initial_state: State, keeps: str) -> tuple[Tensor, Tensor, State]:
     """(keys, values, the other parts of the state): new keys and values after those of the state."""
-    if initial_state is None or keeps == "sums":
-        return k, v, tuple(initial_state or ())
+    if keeps == "sums":
+        return k, v, tuple(initial_state)
     keys, values, *rest = initial_state
     values = checks.carried("values", values, (*v.shape[:-2], values.shape[-2], v.shape[-1]), v)
     changed = keeps == "changed keys"
@@ -189,17 +193,11 @@ def with_options(function: Any, body: Callable[..., Any]) -> Any:
 
 def upcast(x: Tensor) -> Tensor:
     """x in float32 at least, and contiguous: a layer's heads are not, and each product would copy them."""
-    return x.to(_at_least_float32(x)).contiguous()
+    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
 
 
 def _at_least_float32(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _like(q: Tensor, value: Any) -> Any:
-    """A floating-point tensor in the dtype of q, contiguous; anything else as it is."""
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(q.dtype).contiguous() if is_float else value
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

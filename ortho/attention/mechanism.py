@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import Parameter, Signature, signature
 from typing import Any, NamedTuple
 
-from ortho._checks import FORMS as FORMS
-from ortho._checks import one_of
+import torch
+from torch import nn
+
 from ortho._cost import Cost, product, quotient
 from ortho._typing import Size
 from ortho.attention.call import AttentionFunction
+from ortho.checks import FORMS as FORMS
+from ortho.checks import describe, one_of, unknown
 
 
 def causal_pairs(N: Any) -> Any:
@@ -107,29 +110,97 @@ class Mechanism:
     """An entry of `MECHANISMS`.
 
     `cost(B, N, H, K, V, *, form, causal, qk_grad, itemsize)` is the closed form of one call on (B, H, N, ·) operands,
-    as `closed_form` makes it. Further arguments of the functions have defaults that work. `gates` maps the names of
-    those that a layer computes to their classes (of `ortho.gates.Gate`): they are made from the keys' tokens or, for
-    names in `query_gates`, from the queries'. The closed form is for a call with gates, which need a gradient.
+    as `closed_form` makes it; None if there is none. Further arguments of the functions have defaults that work.
+    `gates` maps the names of those that a layer computes to their classes (of `ortho.gates.Gate`): they are made from
+    the keys' tokens or, for names in `query_gates`, from the queries'. The closed form is for a call with gates, which
+    need a gradient. All other arguments that the functions do not share are options, which a layer takes by their
+    names; where a name would collide with an operand's, `option_names` has the layer's name and the function's.
     """
 
     name: str
-    family: str  # the folder of `ortho.attention` that it is in
-    source: str
     reference: AttentionFunction
     fast: AttentionFunction
-    cost: Callable[..., Cost]
+    family: str = "own"  # the folder of `ortho.attention` that it is in
+    source: str = ""
+    cost: Callable[..., Cost] | None = None
     causal: bool = True  # whether is_causal=True is supported
     bidirectional: bool = True  # whether is_causal=False is supported
     exact: bool = False  # whether the result is softmax attention itself, not an approximation or another function
     positional: bool = False  # whether the result depends on where a token stands, not only on what it is
     signed: bool = False  # whether weights may be negative
-    fitted: bool = False  # whether it fits constants to the sequence; no gradient flows through them
+    data_dependent: bool = False  # whether it fits constants to the sequence; no gradient flows through them
     gates: Mapping[str, type[Any]] = field(default_factory=dict)
     query_gates: frozenset[str] = frozenset()
-    one_sequence: bool = False  # whether each query must be one of the keys' tokens
-    gives_weights: bool = True  # whether the result is weights, made of queries, keys and gates, times the values
+    option_names: Mapping[str, str] = field(default_factory=dict)
+    self_attention_only: bool = False  # whether each query must be one of the keys' tokens
+    has_weights: bool = True  # whether the result is weights, made of queries, keys and gates, times the values
     same_tokens: bool = False  # whether the functions take `same_tokens`: query i and key i are one token
 
     def form(self, name: str) -> AttentionFunction:
         """The function of that form, 'reference' or 'fast'."""
         return self.reference if one_of("form", name, FORMS) == "reference" else self.fast
+
+
+# Arguments of attention functions that a layer gives itself.
+GIVEN = {*signature(AttentionFunction.__call__).parameters, "same_tokens"}
+
+
+def options_of(function: Callable[..., Any], gates: Mapping[str, Any]) -> list[str] | None:
+    """The names of an attention function's own options, which are no gates; None if it takes any."""
+    of = function.forward if isinstance(function, nn.Module) else function
+    parameters = signature(of).parameters.values()
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
+        return None
+    return [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY and p.name not in GIVEN | gates.keys()]
+
+
+def check_options(
+    mechanism: Mechanism, form: str, options: Mapping[str, Any], H: int = 1, K: int = 8
+) -> dict[str, Any]:
+    """The options by the function's names, after a call on two tokens, by H heads of width K.
+
+    Raises TypeError for an unknown option, and ValueError for values with which the call fails.
+    """
+    if not options:
+        return {}
+    given = {mechanism.option_names.get(name, name): value for name, value in options.items()}
+    function, q = mechanism.form(form), torch.zeros(1, H, 2, K, device="cpu")
+    check_names(repr(mechanism.name), function, given, mechanism.gates)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            function(q, q, q, is_causal=mechanism.causal, **given)
+    except Exception as error:
+        got = f"{described(mechanism.name, options)}: {error}"
+        raise ValueError(f"{', '.join(options)}: expected what the attention can be called with, got {got}") from error
+    return given
+
+
+def check_names(what: str, function: Callable[..., Any], options: Mapping[str, Any], gates: Mapping[str, Any]) -> None:
+    """TypeError for an option that an attention function, which is `what`, does not have."""
+    known = options_of(function, gates)
+    for name in options if known is not None else ():
+        if name not in known:
+            wanted = unknown("options", name, known) if known else f"options: expected none, got {name!r}"
+            raise TypeError(f"{wanted}, with the attention {what}")
+
+
+def described(attention: Any, options: Mapping[str, Any]) -> str:
+    """An attention and its options in words: "window, width=64"."""
+    name = attention if isinstance(attention, str) else _name(attention)
+    shown = (
+        f"{key}={value!r}" if not torch.is_tensor(value) else f"{key}={describe(value)}"
+        for key, value in options.items()
+    )
+    return ", ".join([name, *shown])
+
+
+def _name(attention: Any) -> str:
+    function = attention.func if isinstance(attention, partial) else attention
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def sums_keys(function: Callable[..., Any]) -> bool:
+    """Whether an attention function keeps sums of its keys as a state, so that a mask beside a state is of the new keys
+    alone. A function or module of your own says so by an attribute, `keeps = "sums"`."""
+    function = function.func if isinstance(function, partial) else function
+    return getattr(function, "keeps", "keys") == "sums"

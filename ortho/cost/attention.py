@@ -10,7 +10,7 @@ from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.cache import KeyValueCache, PatternCache, new_cache
+from ortho.attention.cache import KeyValueCache, RingCache, new_cache
 from ortho.attention.positional.patterns import Gaussian
 from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
 from ortho.attention.recurrence import CHUNK
@@ -77,24 +77,33 @@ class DecodeCost:
 
 
 def decoded(
-    attention: str, B: Size, N: Size, H: Size, K: Size, V: Size, *, num_kv_heads: Size = None, itemsize: int = 4
+    attention: str,
+    B: Size,
+    N: Size,
+    H: Size,
+    K: Size,
+    V: Size,
+    *,
+    num_kv_heads: Size = None,
+    itemsize: int = 4,
+    **options: Any,
 ) -> DecodeCost:
-    """The cost of the N-th token of B sequences in H heads, read by `new_cache(attention, N)` in its fast form.
+    """The cost of the N-th token of B sequences in H heads, read by `new_cache(attention, N, **options)`.
 
     Queries share `num_kv_heads` heads of keys, by default H. For a pattern N is an integer; otherwise a symbol will do.
     Raises TypeError or ValueError, naming the argument, for a mechanism that has no cache and for sizes below 1.
     """
     G = shared_heads(H, num_kv_heads)
-    cache = new_cache(attention, N if isinstance(N, int) else 1)
+    cache = new_cache(attention, N if isinstance(N, int) else 1, **options)
     mechanism = MECHANISMS[attention]
-    pattern = pattern_of(mechanism)
-    if isinstance(cache, PatternCache) and pattern is not None:
+    pattern = pattern_of(mechanism, **options)
+    if isinstance(cache, RingCache) and pattern is not None:
         if not isinstance(N, int):
             raise TypeError(f"N: expected an integer, as the pairs of a pattern are counted, got {N!r}")
         return DecodeCost(2 * B * H * read_keys(pattern, N) * (K + V), itemsize * B * G * cache.slots * (K + V))
     if isinstance(cache, KeyValueCache):
         return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
-    core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize)  # heads of keys are copied before
+    core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize, **options)  # heads of keys are copied before
     return DecodeCost(core.decode, core.state_bytes)
 
 

@@ -14,8 +14,8 @@ from ortho.attention import MECHANISMS
 from ortho.attention.mechanism import CostedCall
 from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import PositionalPattern, named
+from ortho.attention.softmax.frozen_qk import frozen_qk_cost
 from ortho.attention.softmax.softmax_attention import softmax_cost
-from ortho.attention.softmax.value_gradient import value_gradient_cost
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_cost
 from ortho.cost.attention import positional_attention, shared_heads
@@ -136,9 +136,12 @@ def layer(
     qk_grad = _passes_gradient(projection, input_grad)
     values = linear_map(B, N, d, K * G, input_grad=input_grad, **maps)
     merged = linear_map(B, N, H * K, d, **maps)
+    options = {mechanism.option_names.get(name, name): value for name, value in options.items()}
+    if mechanism.cost is None:
+        raise ValueError(f"attention: expected a mechanism with a closed form, got {attention!r}: ortho.cost.of counts")
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
     gate_classes = {**mechanism.gates, **(gates or {})}.values()
-    of_gates = [gate.cost(B, N, d, H, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
+    of_gates = [gate.cost(B, N, d, H, head_dim=K, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
     return added(qk, values, merged, *of_gates, core)
 
 
@@ -158,7 +161,7 @@ def stopped_layer(
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """Cost of `StoppedAttention(d, H)` on x (B, N, d): backward it recomputes q and k, and calls the forward kernel."""
+    """Cost of `FrozenQKAttention(d, H)` on x (B, N, d): backward it recomputes q and k, and calls the kernel."""
     one_of("projection", projection, [name for name in PROJECTIONS if name.endswith("stopped")])
     sizes: dict[str, Any] = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
     passes: dict[str, Any] = {"causal": causal, "input_grad": input_grad, "itemsize": itemsize}
@@ -169,7 +172,7 @@ def stopped_layer(
     qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
     call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
     kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
-    exchanged = value_gradient_cost(B, N, H, K, K, **call)
+    exchanged = frozen_qk_cost(B, N, H, K, K, **call)
     return plain - kernel + exchanged + Cost(backward=qk.forward)
 
 
@@ -212,7 +215,7 @@ def convolved_layer(
     H: Size,
     *,
     of: Callable[..., Cost] = layer,
-    width: Size = 4,
+    kernel_size: Size = 4,
     itemsize: int = 4,
     **kwargs: Any,
 ) -> Cost:
@@ -222,7 +225,7 @@ def convolved_layer(
     The convolution has no matrix products.
     """
     bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
-    return bare + Cost(state_bytes=itemsize * B * (width - 1) * d, trained=width * d)
+    return bare + Cost(state_bytes=itemsize * B * (kernel_size - 1) * d, trained=kernel_size * d)
 
 
 @checked
@@ -255,7 +258,7 @@ def induction_heads(
     by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
     made = _made("structured-stopped" if by_signs else "stopped", B, N, d, K, H, bias=False, **passes)
     made = made * n + Cost(state_bytes=itemsize * B * (width + (n - 1) * d))
-    core = value_gradient_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
+    core = frozen_qk_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
     again = Cost(backward=made.forward if form == "fast" else 0)
     return added(_around(B, N, d, H * V, **passes), made, core, again)
 
@@ -333,7 +336,6 @@ def synthesizer(
 # The closed form of each of `ortho.layers.hybrid.HEADS`.
 COSTS: dict[str, Callable[..., Cost]] = {
     "learned": layer,
-    "rotary": partial(layer, attention="rotary"),
     "frozen": partial(layer, projection="frozen"),
     "structured": partial(layer, projection="structured"),
     "stopped": partial(stopped_layer, projection="stopped"),
@@ -341,8 +343,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "induction": induction_heads,
     "selective-induction": partial(induction_heads, tokens=2, sink=SINK),
     "positional": positional_heads,
-    "window": partial(layer, attention="window"),
-    "linear": partial(layer, attention="linear"),
+    **{name: partial(layer, attention=name) for name in MECHANISMS},
 }
 
 
@@ -353,7 +354,7 @@ def hybrid(
     d: Size,
     H: Size,
     *,
-    heads: Mapping[str, int],
+    heads: Mapping[str, int] | Sequence[tuple[Any, ...]],
     causal: bool = False,
     input_grad: bool = True,
     itemsize: int = 4,
@@ -363,10 +364,8 @@ def hybrid(
     Raises TypeError or ValueError as the layer does.
     """
     K = head_width(d, H)
-    split(heads, H)  # refuses what the layer refuses
-    options: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    groups = [COSTS[kind](B, N, d, count, **options) for kind, count in heads.items() if count]
-    return added(*groups)
+    call: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
+    return added(*(COSTS[kind](B, N, d, count, **call, **options) for kind, count, options in split(heads, H)))
 
 
 @checked
@@ -387,7 +386,7 @@ def cross_layer(
     """Cost of `MultiheadAttention(d, H)` from x (B, N, d) to a context (B, M, d), which both need a gradient: FLOPs of
     matrix products, and parameters. The other figures are not derived.
 
-    `StoppedAttention` costs the same here: it exchanges its backward pass only in self-attention. Raises TypeError or
+    `FrozenQKAttention` costs the same here: it exchanges its backward pass only in self-attention. Raises TypeError or
     ValueError as the layer does, and for an attention other than softmax.
     """
     one_of("attention", attention, ("softmax",))

@@ -12,10 +12,10 @@ from ortho._cost import Cost, linear_map
 from ortho._typing import Size
 from ortho.checks import describe, expect, one_of
 from ortho.cost.layers import NOT_DERIVED, added, cross_layer, hybrid, layer, positional_heads, stopped_layer
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.embeddings import POSITIONS
 
 
@@ -82,7 +82,7 @@ def block(
 
 
 def recomputed(B: Size, N: Size, d: Size, H: Size, L: int, segments: int, *, itemsize: int = 4, **kwargs: Any) -> Cost:
-    """Cost of `ortho.layers.recomputation.Recomputed` with L blocks, which it computes again in the backward pass;
+    """Cost of `ortho.layers.checkpointed.Checkpointed` with L blocks, which it computes again in the backward pass;
     `kwargs` are `block`'s. PyTorch leaves out the last product of each segment, which nothing needs. With 0 segments
     nothing is computed twice."""
     expect(segments <= L, "segments", f"at most the {L} blocks", segments)
@@ -181,11 +181,11 @@ def _of_first(B: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
 
 COSTS: Mapping[Any, Callable[..., Cost]] = {
     MultiheadAttention: layer,
-    StoppedAttention: stopped_layer,
+    FrozenQKAttention: stopped_layer,
     HybridAttention: hybrid,
     PositionalHeads: positional_heads,
 }
-_CROSS = {MultiheadAttention: "learned", StoppedAttention: "structured-stopped"}  # with their default projections
+_CROSS = {MultiheadAttention: "learned", FrozenQKAttention: "structured-stopped"}  # with their default projections
 
 
 def encoder_decoder(

@@ -3,17 +3,17 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ortho import _checks
-from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import spread_heads
+from ortho import checks
+from ortho._typing import Bool, Float, State
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache
+from ortho.heads import repeat_kv
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 
@@ -26,16 +26,15 @@ class TransformerBlock(nn.Module):
     Pre-norm, x + attention(norm(x)), then x + feed-forward(norm(x)) (Xiong et al. 2020, arXiv:2002.04745); or, without
     `norm_first`, post-norm, norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1).
     `layer` is the class of the attention layer, made with `kwargs`: `MultiheadAttention`, or one with the same call,
-    such as `HybridAttention`. Modules among `kwargs` are copied: each block has its own. `bias` applies to all parts,
-    norms included. While training, a share `dropout` of the output of each half is set to 0 (Srivastava et al. 2014),
-    by PyTorch's global generator; `attention_dropout` is the layer's `dropout`, of attention weights.
+    such as `HybridAttention`. `bias` applies to all parts, norms included. While training, each number of the output of
+    each half is set to 0 with probability `dropout` (Srivastava et al. 2014), by PyTorch's global generator;
+    `attention_dropout` is the layer's `dropout`, of attention weights.
 
     Raises TypeError or ValueError for a `dropout` outside [0, 1).
     """
 
     attention: Any
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -54,16 +53,15 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
-        told = {**kind, "dropout": _checks.share("attention_dropout", attention_dropout)}
+        told = {**kind, "dropout": checks.probability("attention_dropout", attention_dropout)}
         own = {name: value for name, value in told.items() if value}  # not every layer knows of biases or dropout
-        self.attention = layer(d_model, num_heads, generator=generator, **own, **_copied(kwargs))
+        self.attention = layer(d_model, num_heads, generator=generator, **own, **kwargs)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention = nn.LayerNorm(d_model, **kind)
         self.norm_feed_forward = nn.LayerNorm(d_model, **kind)
         self.norm_first = norm_first
-        self.dropout = nn.Dropout(_checks.share("dropout", dropout))
+        self.dropout = nn.Dropout(checks.probability("dropout", dropout))
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -74,7 +72,6 @@ class TransformerBlock(nn.Module):
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s without the context and
         `need_weights`."""
-        _checks.sequence("x", x, self.norm_attention.weight)
         y = self.attention(
             self.norm_attention(x) if self.norm_first else x,
             initial_state=initial_state,
@@ -109,7 +106,6 @@ class DecoderBlock(nn.Module):
     attention: Any
     cross: Any
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -133,7 +129,7 @@ class DecoderBlock(nn.Module):
         _check_cross(self.cross)
         self.feed_forward = FeedForward(d_model, d_ff, generator=generator, **kind)
         self.norm_attention, self.norm_cross, self.norm_feed_forward = (nn.LayerNorm(d_model, **kind) for _ in range(3))
-        self.dropout = nn.Dropout(_checks.share("dropout", dropout))
+        self.dropout = nn.Dropout(checks.probability("dropout", dropout))
 
     def forward(
         self,
@@ -143,9 +139,7 @@ class DecoderBlock(nn.Module):
         context_mask: Bool[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
-        _checks.sequence("x", x, self.norm_attention.weight)
-        _checks.sequence("context", context, self.norm_attention.weight)
-        _checks.expect(len(context) == len(x), "context", f"batch {len(x)} like x", len(context))
+        checks.expect(len(context) == len(x), "context", f"batch {len(x)} like x", len(context))
         self._check_mask(context_mask, len(x), x.shape[1], context.shape[1])
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
         x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
@@ -155,10 +149,10 @@ class DecoderBlock(nn.Module):
     def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
         """A cache for decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
         layer = self.cross
-        _checks.sequence("context", context, self.norm_attention.weight)
+        checks.sequence("context", context, layer.d_model)
         layer.refuse_dropout("a cache")
         _, k, v, gates = layer._operands(context, None)
-        keys, values = (spread_heads(x, layer.num_heads) for x in (k, v))
+        keys, values = (repeat_kv(x, layer.num_heads) for x in (k, v))
         return DecoderCache(self.attention.new_cache(capacity), keys, values, gates, context[:, :1])
 
     @torch.no_grad()
@@ -167,22 +161,21 @@ class DecoderBlock(nn.Module):
     ) -> Float[Tensor, "B n d"]:
         """`forward` for further tokens, after those that the cache has read; without gradients."""
         layer, keys = self.cross, cache.keys.shape[2]
-        _checks.sequence("x", x, self.norm_attention.weight)
-        _checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", len(x))
+        checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", len(x))
         self._check_mask(context_mask, len(x), x.shape[1], keys)  # before the cache reads the tokens
         x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
         y = self.norm_cross(x)
         q, _ = layer.projection(y, cache.first)
-        gates = cache.gates | {name: layer.gates[name](y) for name in layer._query_gates}
-        attend = MECHANISMS[layer.attention].form(layer.form) if isinstance(layer.attention, str) else layer.attention
-        o = attend(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
+        of_queries = getattr(layer._entry, "query_gates", ())
+        gates = {**layer._given, **cache.gates, **{name: layer.gates[name](y) for name in of_queries}}
+        o = layer._function(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
         x = x + self.dropout(layer._merge(o))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 
     def _check_mask(self, context_mask: Tensor | None, batch: int, queries: int, keys: int) -> None:
         if context_mask is not None:
-            _checks.mask(context_mask, (batch, self.cross.num_heads, queries, keys), "context_mask")
-            _checks.layer_mask(context_mask, None, batch, self.cross.num_heads, queries, keys, "context_mask")
+            checks.mask(context_mask, (batch, self.cross.num_heads, queries, keys), "context_mask", bias=True)
+            checks.layer_mask(context_mask, None, batch, self.cross.num_heads, queries, keys, "context_mask")
 
 
 @dataclass(frozen=True)
@@ -206,15 +199,29 @@ def _check_cross(layer: Any) -> None:
     if isinstance(layer.attention, str):
         mechanism = MECHANISMS[layer.attention]
         apart = mechanism.family in ("softmax", "linear") and mechanism.bidirectional
-        if not apart or mechanism.positional or mechanism.fitted:
+        if not apart or mechanism.positional or mechanism.data_dependent:
             wanted = "a mechanism that answers each query by itself, wherever it stands"
             raise ValueError(f"cross: expected {wanted}, got {layer.attention!r}")
 
 
+def stack(count: int, make: Callable[..., nn.Module], **settings: Any) -> nn.ModuleList:
+    """`count` blocks by `make(**settings)`. A module among the settings, a projection or an attention, is copied for
+    each block, so that no two blocks share it."""
+    return nn.ModuleList(make(**_copied(settings)) for _ in range(checks.positive_int("num_layers", count)))
+
+
+def _copied(value: Any) -> Any:
+    """A setting with all its modules copied."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value)
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each) for each in value)
+    if isinstance(value, partial):
+        return partial(value.func, *_copied(value.args), **_copied(value.keywords))
+    return value
+
+
 def _layer(d_model: int, *, layer: Callable[..., Any] = MultiheadAttention, **kwargs: Any) -> Any:
-    return layer(d_model, **_copied(kwargs))
-
-
-def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's arguments with modules of its own: the blocks of a model are made with the same arguments."""
-    return {name: copy.deepcopy(value) if isinstance(value, nn.Module) else value for name, value in kwargs.items()}
+    return layer(d_model, **kwargs)

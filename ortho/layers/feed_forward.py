@@ -15,19 +15,18 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, one_hot, silu
 
-from ortho import _checks
-from ortho._checks import checked, no_autocast
-from ortho._typing import Bool, Float, Int, Tensor
-from ortho._weights import new_bias, new_weight
+from ortho import checks
+from ortho._typing import Bool, Float, Int
+from ortho.attention.call import no_autocast
+from ortho.heads import new_bias, new_weight
 
 
 class FeedForward(nn.Module):
     r"""$\mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$ with hidden width `d_ff`, 4 d_model by default; b only with `bias`."""
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -44,10 +43,8 @@ class FeedForward(nn.Module):
         self.weight_down = new_weight(d_model, d_ff, generator=generator, dtype=dtype, device=device)
         self.bias_up, self.bias_down = (new_bias(w) if bias else None for w in (self.weight_up, self.weight_down))
 
-    @checked(shapes=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d)."""
-        _checks.sequence("x", x, self.weight_up)
         return linear(gelu(linear(x, self.weight_up, self.bias_up)), self.weight_down, self.bias_down)
 
 
@@ -58,7 +55,6 @@ class GatedFeedForward(nn.Module):
     number of parameters.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -75,10 +71,8 @@ class GatedFeedForward(nn.Module):
         self.weight_up = new_weight(d_ff, d_model, **kind)
         self.weight_down = new_weight(d_model, d_ff, **kind)
 
-    @checked(values=False)
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d)."""
-        _checks.sequence("x", x, self.weight_up)
         return _network(x, self.weight_up, self.weight_down, self.weight_gate)
 
 
@@ -123,7 +117,6 @@ class MixtureOfExperts(nn.Module):
     for sizes below 1.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -140,7 +133,8 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
-        _checks.expect(top_k <= num_experts, "top_k", f"at most num_experts = {num_experts}", top_k)
+        checks.positive_int("top_k", top_k)
+        checks.expect(top_k <= num_experts, "top_k", f"at most num_experts = {num_experts}", top_k)
         if capacity_factor is not None and capacity_factor <= 0:
             raise ValueError(f"capacity_factor: expected a positive number, got {capacity_factor}")
         self.d_model, self.num_experts, self.top_k = d_model, num_experts, top_k
@@ -155,7 +149,6 @@ class MixtureOfExperts(nn.Module):
         self.weight_up = stacked(d_ff, d_model)
         self.weight_down = stacked(d_model, d_ff)
 
-    @checked(values=False)
     def route(self, x: Float[Tensor, "B N d"]) -> Routing:
         """Which experts each token picks, and which of them have room for it."""
         with no_autocast(x):  # a close choice is not left to half precision
@@ -164,12 +157,10 @@ class MixtureOfExperts(nn.Module):
         experts = probabilities.topk(self.top_k).indices
         return Routing(probabilities, experts, self._has_room(experts))
 
-    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], *, return_routing: bool = False
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Routing]:
         """x (B, N, d) -> (B, N, d), or (y, `Routing`), whose `balance_loss` should be added to the loss."""
-        _checks.sequence("x", x, self.weight_router)
         routing = self.route(x)
         gates = routing.probabilities.gather(-1, routing.experts)
         if self.top_k > 1:

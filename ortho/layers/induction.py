@@ -10,7 +10,7 @@ and the value at s is what came next. For independent tokens the score is about 
 (Johnson and Lindenstrauss). If their projections are drawn independently, as in orthogonal random attention, q and k
 have $E[q^T k] = 0$ for every pair.
 
-Beside M tokens that do not match, the one that does gets a share of the softmax of about
+Beside M tokens that do not match, the one that does gets a weight of about
 $1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, which grows as c nears $\sqrt K$: a head finds it where $K > 2 \ln M$. But tokens
 of a text are not independent. From c = 4 on, near matches matter more than the noise, and a larger c only gives near
 matches less weight: by default c is $\sqrt K$, but at most 4.
@@ -21,24 +21,23 @@ between a match and the largest of M scores of standard deviation c, about $c \s
 wider than values.
 """
 
-from functools import partial
 from math import sqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import carried, checked, upcast
-from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import frozen, new_weight, split_heads, tokens_there
+from ortho import checks
+from ortho._typing import Bool, Float, State
 from ortho.attention.cache import KeyValueCache
-from ortho.attention.softmax.value_gradient import (
+from ortho.attention.call import upcast
+from ortho.attention.softmax.frozen_qk import (
+    frozen_qk_attention,
+    frozen_qk_attention_reference,
     recomputed_attention,
-    value_gradient_attention,
-    value_gradient_attention_reference,
 )
+from ortho.heads import frozen, merge_heads, new_weight, split_heads, token_mask
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Projection, head_sizes
 from ortho.projections.structured import StructuredProjection
@@ -49,13 +48,11 @@ SINK = 0.9  # for heads that read nothing where nothing matches
 SELECTIVE_WIDTH = 64  # of the keys of such heads
 
 
-@checked
 def default_sharpness(K: int) -> float:
     """The default c for heads of width K: the square root of K, but at most 4."""
     return min(sqrt(K), SHARPEST)
 
 
-@checked
 def default_key_dim(d: int, V: int, sink: float | None, draw: str) -> int:
     """The default width of keys for values of width V in a layer of width d: V, but max(V, min(d, 64)) with a sink.
 
@@ -93,11 +90,11 @@ class InductionProjection(Projection):
     """
 
     weight: Tensor
+    frozen = True
     stop_gradient = True
     own_tokens = False
     bias_q = bias_k = None
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -112,9 +109,12 @@ class InductionProjection(Projection):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim)
-        self.tokens, self.draw = tokens, _checks.one_of("draw", draw, (*DRAWS, STRUCTURED))
+        self.tokens, self.draw = (
+            checks.positive_int("tokens", tokens),
+            checks.one_of("draw", draw, (*DRAWS, STRUCTURED)),
+        )
         self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
-        _checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
+        checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         if draw == STRUCTURED:
             sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
@@ -130,34 +130,36 @@ class InductionProjection(Projection):
         rows = [min(some, self.q_width - first) for first in range(0, self.q_width, some)]
         return torch.cat([make(n, d, generator=generator, **kind) * sqrt(max(n, d) / d) for n in rows])
 
-    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"]]:
         """x (B, N, d) -> q, k (B, H, N, K), for a sequence that begins with x. Raises ValueError for a context: a key
         is made from the token before, in the same sequence."""
         if context is not None:
-            raise ValueError(f"context: expected None with keys a token late, got {_checks.describe(context)}")
+            raise ValueError(f"context: expected None with keys a token late, got {checks.describe(context)}")
         q, k, _ = self.step(x)
         return q, k
 
     @torch.no_grad()
     def step(
-        self, x: Float[Tensor, "B N d"], there: Bool[Tensor, "b N"] | None = None, before: State | None = None
+        self, x: Float[Tensor, "B N d"], token_mask: Bool[Tensor, "b N"] | None = None, before: State | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B H N K"], tuple[Tensor, Tensor]]:
         """q and k of further tokens, and what later tokens need: the next key (B, H, 1, K), and the last n - 1
-        normalised tokens (B, n - 1, d). Tokens that are not `there` (True = there) count as zeros."""
+        normalised tokens (B, n - 1, d). Tokens that `token_mask` leaves out count as zeros."""
         n, (B, N, d) = self.tokens, x.shape
         x = self._normalised(x.detach())  # without gradients in forward mode, too
-        if there is not None:
-            x = x * there[..., None]
-        earlier = x.new_zeros(B, n - 1, d) if before is None else carried("tokens", before[1], (B, n - 1, d), x.dtype)
+        if token_mask is not None:
+            x = x * token_mask[..., None]
+        earlier = x.new_zeros(B, n - 1, d)
+        if before is not None:
+            earlier = checks.carried("tokens", before[1], earlier.shape, x)
         line = torch.cat([earlier, x], 1) if n > 1 else x
         u = self._projected(line[:, n - 1 :], 0)
         for j in range(1, n):
             u = u + self._projected(line[:, n - 1 - j : n - 1 - j + N], j)
-        shape = (B, self.num_heads, 1, self.head_dim)
-        first = u.new_zeros(shape) if before is None else carried("key", before[0], shape, u.dtype)
+        first = u.new_zeros(B, self.num_heads, 1, self.head_dim)
+        if before is not None:
+            first = checks.carried("key", before[0], first.shape, u)
         k = torch.cat([first, u[:, :, :-1]], 2)
         return u, k, (u[:, :, -1:].clone(), line[:, N:].clone())
 
@@ -169,7 +171,7 @@ class InductionProjection(Projection):
         """
         wide = upcast(x)
         mean_square = wide.square().mean(-1, keepdim=True)
-        _checks.within("x", "mean squares of tokens", mean_square, 0, torch.finfo(wide.dtype).max)
+        checks.within("x", "mean squares of tokens", mean_square, 0, torch.finfo(wide.dtype).max)
         mean_square = mean_square + torch.finfo(wide.dtype).tiny  # no division by 0
         return (wide * (mean_square.rsqrt() * sqrt(self.sharpness / self.tokens))).to(x.dtype)
 
@@ -199,7 +201,7 @@ class InductionHeads(nn.Module):
     """Softmax attention with one frozen projection for queries and keys, where each key is made from the token before.
 
     `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
-    constants: only the values have a gradient (`softmax.value_gradient`), for which q and k are computed again. `sink`
+    constants: only the values have a gradient (`softmax.frozen_qk`), for which q and k are computed again. `sink`
     is the sink's score as a share of a match's, None for no sink. W_V (`weight_v`, (H V, d)) and W_O (`weight_o`,
     (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is at least V and by default V; with a sink and a
     dense draw its default is max(V, min(d, 64)). The reference form materialises the weights.
@@ -213,7 +215,6 @@ class InductionHeads(nn.Module):
     values, and for a sink outside (0, 1).
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -234,20 +235,21 @@ class InductionHeads(nn.Module):
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        if key_dim is not None:
+            checks.positive_int("key_dim", key_dim)
         self.key_dim = default_key_dim(d_model, self.head_dim, sink, draw) if key_dim is None else key_dim
         wanted = f"at least the values' width {self.head_dim}"
-        _checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
-        _checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)
+        checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
+        checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)
         if draw == STRUCTURED and key_dim is not None:
             room = f"at most d_model / num_heads = {d_model // num_heads} for structured heads"
-            _checks.expect(key_dim * num_heads <= d_model, "key_dim", room, key_dim)
+            checks.expect(key_dim * num_heads <= d_model, "key_dim", room, key_dim)
         self.projection = InductionProjection(d_model, num_heads, head_dim=self.key_dim, **own, **kind)
         self.form, self.sink = form, sink
         width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
         self.weight_v = new_weight(width, d_model, fans=fans, **kind)
         self.weight_o = new_weight(d_model, width, fans=fans, **kind)
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -257,30 +259,29 @@ class InductionHeads(nn.Module):
         is_causal: bool = False,
         initial_state: State | None = None,
         return_state: bool = False,
-        cache: "InductionCache | None" = None,
+        cache: KeyValueCache | None = None,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
         """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
-        _checks.sequence("x", x, self.weight_v)
+        checks.sequence("x", x, self.d_model)
         if cache is not None:
             return self._decoded(x, cache, is_causal, attn_mask, key_padding_mask, initial_state, return_state)
         keys = None if initial_state is not None else x.shape[1]
-        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         v, cut = self._values(x), return_state or initial_state is not None
-        there = tokens_there(attn_mask, key_padding_mask, x.shape[1], cut=cut)
-        call: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal, "sink": self._sink_score}
+        tokens = token_mask(attn_mask, key_padding_mask, x.shape[1], cut=cut)
+        call: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal}
         if self.form == "fast" and initial_state is None and not return_state:
-            seen = x if there is None else x.detach() * there[..., None]
-            return self._merge(recomputed_attention(seen, v, self.projection, **call))
+            seen = x if tokens is None else x.detach() * tokens[..., None]
+            return self._merge(recomputed_attention(seen, v, self.projection, sink=self._sink_score, **call))
         before, past = self._before(initial_state)
-        q, k, after = self.projection.step(x, there, before)
-        attend = value_gradient_attention if self.form == "fast" else value_gradient_attention_reference
-        o: Any = attend(q, k, v, **call, initial_state=past, return_state=return_state)
+        q, k, after = self.projection.step(x, tokens, before)
+        o: Any = self._function(q, k, v, **call, initial_state=past, return_state=return_state)
         return (self._merge(o[0]), (*after, *o[1])) if return_state else self._merge(o)
 
-    @checked
-    def new_cache(self, capacity: int | None = None) -> "InductionCache":
+    def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens: keys, values, the next key."""
-        return InductionCache(self, capacity)
+        checks.expect(capacity is not None, "capacity", "a number of tokens, as all keys are kept", capacity)
+        return KeyValueCache(InductionHeads, capacity)
 
     @property
     def _sink_score(self) -> float | None:
@@ -291,38 +292,29 @@ class InductionHeads(nn.Module):
 
     def _merge(self, o: Float[Tensor, "B H N V"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
-        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+        return linear(merge_heads(o), self.weight_o)
+
+    def _function(self, *qkv: Tensor, **call: Any) -> Any:
+        """Attention by the layer's form and sink."""
+        attend = frozen_qk_attention if self.form == "fast" else frozen_qk_attention_reference
+        return attend(*qkv, sink=self._sink_score, **call)
 
     @torch.no_grad()
-    def _decoded(self, x: Tensor, cache: Any, is_causal: bool, *others: Any) -> Tensor:
-        _checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
+    def _decoded(self, x: Tensor, cache: KeyValueCache, is_causal: bool, *others: Any) -> Tensor:
+        cache.fits("InductionHeads")
         if not is_causal or any(other is not None and other is not False for other in others):
             raise ValueError("cache: expected in a causal call without mask or state")
-        q, k, after = self.projection.step(x, None, cache.after)
-        o = self._merge(cache.attend(q, k, self._values(x)))
-        cache.after = after
+        q, k, after = self.projection.step(x, None, cache.beside or None)
+        o = self._merge(cache.attend(q, k, self._values(x), function=self._function))
+        cache.beside = after
         return o
 
     def _before(self, state: Any) -> tuple[State | None, State | None]:
         """What the projection needs from earlier tokens, and their keys and values."""
         if state is None:
             return None, None
-        parts = _checks.state(state, "key", "tokens", "keys", "values", axes=3)
+        parts = checks.state(state, "key", "tokens", "keys", "values")
         return parts[:2], parts[2:]
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, sink={self.sink}, form={self.form!r}"
-
-
-class InductionCache(KeyValueCache):
-    """A cache of keys and values, of the next token's key, and of the last tokens, which later keys are made of."""
-
-    def __init__(self, layer: InductionHeads, capacity: int | None) -> None:
-        form = value_gradient_attention if layer.form == "fast" else value_gradient_attention_reference
-        super().__init__("softmax", partial(form, sink=layer._sink_score), capacity)
-        self.attention = layer
-        self.after: tuple[Tensor, Tensor] | None = None  # replaced with each call, and never written to
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + sum(x.nbytes for x in self.after or ())

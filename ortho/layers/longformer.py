@@ -4,16 +4,15 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import checked
-from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import new_bias, new_weight, split_heads
+from ortho import checks
+from ortho._typing import Bool, Float, State
 from ortho.attention import MECHANISMS
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
+from ortho.heads import merge_heads, new_bias, new_weight, split_heads
 from ortho.projections import LearnedProjection
 
 
@@ -31,7 +30,6 @@ class LongformerAttention(nn.Module):
     divide d_model.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -46,7 +44,7 @@ class LongformerAttention(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.form = form
+        self.form = checks.one_of("form", form, checks.FORMS)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.projection = LearnedProjection(d_model, num_heads, bias=bias, **kind)
         self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)
@@ -55,7 +53,6 @@ class LongformerAttention(nn.Module):
         self.projection_global = copy.deepcopy(self.projection)
         self.weight_v_global, self.bias_v_global = copy.deepcopy((self.weight_v, self.bias_v))
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -70,14 +67,14 @@ class LongformerAttention(nn.Module):
 
         Raises ValueError for a causal call and for a state: the first tokens would see only each other.
         """
-        _checks.sequence("x", x, self.weight_v)
+        checks.sequence("x", x, self.d_model)
         for name, given in {"is_causal": is_causal, "return_state": return_state}.items():
-            _checks.expect(not given, name, "False, since global tokens see the whole sequence", given)
+            checks.expect(not given, name, "False, since global tokens see the whole sequence", given)
         if initial_state is not None:
-            got = _checks.describe(initial_state)
+            got = checks.describe(initial_state)
             raise ValueError(f"initial_state: expected None, since global tokens see the whole sequence, got {got}")
         N, first = x.shape[1], min(self.pattern.tokens, x.shape[1])
-        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, N, N)
+        mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, N, N)
         q, k = self.projection_global(x[:, :first].contiguous(), x)
         v = split_heads(linear(x, self.weight_v_global, self.bias_v_global), self.num_heads)
         rows = mask if mask is None or mask.dim() < 2 or mask.shape[-2] == 1 else mask[..., :first, :]
@@ -89,7 +86,7 @@ class LongformerAttention(nn.Module):
             o: Any = attend(q, k, v, pattern=self.pattern, attn_mask=mask)
             outputs.append(o[:, :, first:])
         o = torch.cat(outputs, 2)  # (B, H, N, K)
-        return linear(o.transpose(1, 2).flatten(2), self.weight_o, self.bias_o)
+        return linear(merge_heads(o), self.weight_o, self.bias_o)
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}, pattern={self.pattern}, form={self.form!r}"

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ortho import _checks, checks
+from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
-from ortho._weights import new_weight, split_heads
 from ortho.attention.cache import Cache, StateCache
 from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import (
@@ -19,6 +18,7 @@ from ortho.attention.positional.positional_attention import (
     positional_attention,
     positional_attention_reference,
 )
+from ortho.heads import merge_heads, new_weight, split_heads
 from ortho.projections import head_sizes
 
 __all__ = ["PositionalHeads", "sinusoidal_positions"]
@@ -85,28 +85,27 @@ class PositionalHeads(nn.Module):
         True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words.
         `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
         """
-        _checks.sequence("x", x, self.weight_v)
+        checks.sequence("x", x, self.d_model)
         if initial_state is not None and key_padding_mask is not None:
             raise ValueError("key_padding_mask: expected None beside an initial_state, got a mask")
-        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = split_heads(linear(x, self.weight_v), self.num_heads)
         if cache is not None:
-            checks.expect(cache.attention is self, "cache", "one of this layer", "another's")
+            cache.fits("PositionalHeads")
             if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
                 raise ValueError("cache: expected in a causal call without mask, words or state")
             with torch.no_grad():
-                return self._merge(cache.attend(v, v, v))
+                return self._merge(cache.attend(v, v, v, function=self._called))
         kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
         o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
         return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
 
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer; it holds the sums that the patterns need."""
-        return StateCache(self, self._called, capacity)
+        return StateCache(PositionalHeads, capacity)
 
-    def _called(self, *qkv: Tensor, scale: float | None, **kwargs: Any) -> Any:
+    def _called(self, *qkv: Tensor, **kwargs: Any) -> Any:
         """This layer's attention with a mechanism's signature, as caches call it."""
-        assert scale is None
         return self._attend(qkv[2], **kwargs)
 
     def _attend(self, v: Tensor, **kwargs: Any) -> Any:
@@ -115,7 +114,7 @@ class PositionalHeads(nn.Module):
 
     def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
-        return linear(o.transpose(1, 2).flatten(2), self.weight_o)
+        return linear(merge_heads(o), self.weight_o)
 
     def extra_repr(self) -> str:
         names = ", ".join(pattern.name for pattern in self.patterns)

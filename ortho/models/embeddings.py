@@ -4,10 +4,10 @@ from math import sqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ortho import _checks
-from ortho._typing import Bool, Int, Tensor
+from ortho import checks
+from ortho._typing import Bool, Int
 from ortho.layers.positional import sinusoidal_positions
 
 EMBEDDING_STD = 0.02  # as in GPT-2, BERT and ViT
@@ -35,7 +35,7 @@ def add_positions(
 
     Raises ValueError for unknown positions, and for sinusoidal ones without a `max_length`.
     """
-    if _checks.one_of("positions", positions, POSITIONS) == "learned":
+    if checks.one_of("positions", positions, POSITIONS) == "learned":
         setattr(module, name, None if max_length is None else new_embeddings(max_length, d_model, **vectors))
     elif max_length is None:
         raise ValueError("max_length: expected a number beside sinusoidal positions, got None")
@@ -44,15 +44,14 @@ def add_positions(
         module.register_buffer(name, waves * (EMBEDDING_STD * sqrt(2)))
 
 
-def token_indices(name: str, value: Int[Tensor, "B N"], count: int) -> None:
-    """Raise ValueError unless these are tokens (B, N), numbers from 0 to count - 1."""
-    _checks.expect(value.dim() == 2 and 0 not in value.shape, name, "shape (B, N) with B, N >= 1", tuple(value.shape))
-    _checks.indices(name, value, count)
+def token_indices(name: str, value: Int[Tensor, "B N"]) -> None:
+    """Raise ValueError unless these are tokens (B, N); the embedding refuses what is no index into it."""
+    checks.expect(value.dim() == 2 and 0 not in value.shape, name, "shape (B, N) with B, N >= 1", tuple(value.shape))
 
 
 def check_token(name: str, token: int, count: int) -> None:
     """Raise ValueError unless the token is a number from 0 to count - 1."""
-    _checks.expect(0 <= token < count, name, f"an index in 0..{count - 1}", token)
+    checks.expect(0 <= token < count, name, f"an index in 0..{count - 1}", token)
 
 
 def check_length(name: str, length: int, past: int, max_length: int | None) -> None:
@@ -67,6 +66,7 @@ def mask_of_tokens(
     """A mask of tokens (B, N) as a mask of keys, (B, 1, 1, N), for every head and query."""
     if mask is None:
         return None
-    if mask.shape != shape:
-        raise ValueError(f"{name}: expected shape {tuple(shape)} like {like}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool or mask.shape != shape:
+        wanted = f"a boolean tensor of shape {tuple(shape)} like {like}"
+        raise ValueError(f"{name}: expected {wanted}, got {checks.describe(mask)}")
     return mask[:, None, None]

@@ -1,14 +1,14 @@
 """The encoder-decoder: it reads one text as a whole and writes another, token by token."""
 
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from ortho._checks import checked
-from ortho._typing import Bool, Float, Int, Tensor
-from ortho.layers.block import DecoderBlock, Settings, TransformerBlock
+from ortho._typing import Bool, Float, Int
+from ortho.layers.block import DecoderBlock, Settings, TransformerBlock, stack
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.embeddings import (
     add_positions,
@@ -38,7 +38,6 @@ class EncoderDecoder(nn.Module):
     `cross` layer that `DecoderBlock` refuses.
     """
 
-    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -62,28 +61,19 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         parts: dict[str, Any] = {"d_ff": d_ff, "dropout": dropout, "bias": bias, "generator": generator, **kind}
-        layers = range(num_layers)
-        own = {"layer": MultiheadAttention, "num_heads": num_heads, **(encoder or {})}
-        layer, heads = own.pop("layer"), own.pop("num_heads")
-
-        def reading(*sizes: int, **told: Any) -> nn.Module:
-            """The encoder's attention: what `encoder` says of it does not reach the rest of a block."""
-            return layer(*sizes, **{**told, **own})
-
-        self.encoder = nn.ModuleList(TransformerBlock(d_model, heads, layer=reading, **parts) for _ in layers)
-        self.decoder = nn.ModuleList(
-            DecoderBlock(d_model, num_heads, attention=decoder, cross=cross, **parts) for _ in layers
-        )
+        reading = {"layer": MultiheadAttention, "num_heads": num_heads, **(encoder or {})}
+        self.encoder = stack(num_layers, partial(_encoder_block, d_model, **parts), reading=reading)
+        write = partial(DecoderBlock, d_model, num_heads, **parts)
+        self.decoder = stack(num_layers, write, attention=decoder, cross=cross)
         self.norm_source, self.norm_target = (nn.LayerNorm(d_model, bias=bias, **kind) for _ in range(2))
         vectors: dict[str, Any] = {"max_length": max_length, "positions": positions, "generator": generator, **kind}
         self.embed_target = _Embedding(vocab_size, d_model, **vectors)
         self.embed_source = _Embedding(vocab_size, d_model, **vectors)
         if shared_embeddings:
-            self.embed_source.tokens = self.embed_target.tokens
+            self.embed_source.tokens = None  # its own would come apart from the target's when a state is assigned
         self.vocab_size, self.max_length = vocab_size, max_length
         self.dropout = nn.Dropout(dropout)
 
-    @checked(shapes=False)
     def forward(
         self, source: Int[Tensor, "B M"], target: Int[Tensor, "B N"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
@@ -93,24 +83,21 @@ class EncoderDecoder(nn.Module):
         `source_mask` is True where the source has a token, and False where it is padded. Padding after the target
         does not change the logits before it.
 
-        Raises TypeError or ValueError, naming the argument, for tokens that are not indices into the vocabulary, for
-        more than `max_length` of them, for batches of different size, and for a mask of another shape than the
-        source.
+        Raises ValueError, naming the argument, for more than `max_length` tokens, for batches of different size, and
+        for a mask of another shape than the source.
         """
         return self.decode(target, self.encode(source, source_mask), source_mask)
 
-    @checked(shapes=False)
     def encode(
         self, source: Int[Tensor, "B M"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B M d"]:
         """What the decoder reads: a vector for each token of the source, (B, M) -> (B, M, d)."""
-        x = self.dropout(self.embed_source("source", source))
+        x = self.dropout(self.embed_source("source", source, vectors=self.embed_target.tokens))
         mask = mask_of_tokens("source_mask", source_mask, "source", source.shape)
         for block in self.encoder:
             x = block(x, attn_mask=mask)
         return self.norm_source(x)
 
-    @checked
     def decode(
         self, target: Int[Tensor, "B N"], memory: Float[Tensor, "B M d"], source_mask: Bool[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B N vocab"]:
@@ -123,7 +110,6 @@ class EncoderDecoder(nn.Module):
             x = block(x, memory, context_mask=mask)
         return self._read_out(x)
 
-    @checked(shapes=False)
     @torch.no_grad()
     def generate(
         self,
@@ -147,7 +133,7 @@ class EncoderDecoder(nn.Module):
         Raises TypeError or ValueError like `forward`, and for a start or a stop outside the vocabulary or a missing or
         too large `max_length`.
         """
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_k, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         most = self._most(start, stop, max_length)
         memory = self.encode(source, source_mask)
@@ -176,12 +162,24 @@ class EncoderDecoder(nn.Module):
         return cast(int, self.max_length if max_length is None else max_length)
 
     def _read_out(self, x: Tensor) -> Tensor:
-        return linear(self.norm_target(x), self.embed_target.tokens)  # (B, N, vocab)
+        return linear(self.norm_target(x), cast(Tensor, self.embed_target.tokens))  # (B, N, vocab)
+
+
+def _encoder_block(d_model: int, *, reading: Settings, **parts: Any) -> TransformerBlock:
+    """A block of the encoder, whose attention is made as `reading` says; the rest of the block is not concerned."""
+    own = dict(reading)
+    layer, num_heads = own.pop("layer"), own.pop("num_heads")
+
+    def made(*sizes: int, **settings: Any) -> nn.Module:
+        return layer(*sizes, **{**settings, **own})  # type: ignore[no-any-return]
+
+    return TransformerBlock(d_model, num_heads, layer=made, **parts)
 
 
 class _Embedding(nn.Module):
     """The sum of a token's vector and its position's."""
 
+    tokens: Tensor | None
     places: Tensor | None
 
     def __init__(
@@ -192,9 +190,18 @@ class _Embedding(nn.Module):
         self.max_length = max_length
         add_positions(self, "places", positions, max_length, d_model, **vectors)
 
-    def forward(self, name: str, tokens: Int[Tensor, "B N"], past: int = 0) -> Float[Tensor, "B N d"]:
-        """Token indices (B, N), which errors call `name`, after `past` others -> (B, N, d)."""
-        token_indices(name, tokens, len(self.tokens))
+    def forward(
+        self, name: str, tokens: Int[Tensor, "B N"], past: int = 0, *, vectors: Tensor | None = None
+    ) -> Float[Tensor, "B N d"]:
+        """Token indices (B, N), which errors call `name`, after `past` others -> (B, N, d); `vectors` are those of the
+        tokens if it has none."""
+        token_indices(name, tokens)
         check_length(name, tokens.shape[1], past, self.max_length)
-        x = embedding(tokens, self.tokens)
+        x = embedding(tokens, cast(Tensor, vectors if self.tokens is None else self.tokens))
         return x if self.places is None else x + self.places[past : past + tokens.shape[1]]
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Earlier checkpoints hold shared vectors twice."""
+        if self.tokens is None:
+            state.pop(f"{prefix}tokens", None)
+        super()._load_from_state_dict(state, prefix, *args)

@@ -1,15 +1,16 @@
 """Whole encoders built from the blocks, for text (BERT) and images (ViT). Each gives one vector for its input."""
 
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from ortho._checks import checked, expect, finite
-from ortho._typing import Bool, Float, Int, Tensor
-from ortho._weights import new_bias, new_weight
-from ortho.layers.block import TransformerBlock
+from ortho._typing import Bool, Float, Int
+from ortho.checks import expect
+from ortho.heads import new_bias, new_weight
+from ortho.layers.block import TransformerBlock, stack
 from ortho.models.embeddings import check_length, mask_of_tokens, new_embeddings, token_indices
 
 
@@ -21,7 +22,6 @@ class TextEncoder(nn.Module):
     own frozen matrices. The norms' epsilon is PyTorch's.
     """
 
-    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -47,7 +47,6 @@ class TextEncoder(nn.Module):
         self.weight_pool = new_weight(d_model, d_model, generator=generator, **kind)
         self.bias_pool = new_bias(self.weight_pool)
 
-    @checked(shapes=False)
     def forward(
         self,
         tokens: Int[Tensor, "B N"],
@@ -63,7 +62,6 @@ class TextEncoder(nn.Module):
         x = self.encode(tokens, segments, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
         return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
 
-    @checked(shapes=False)
     def encode(
         self,
         tokens: Int[Tensor, "B N"],
@@ -78,13 +76,13 @@ class TextEncoder(nn.Module):
         False where there is padding, to which nothing attends. Instead, `key_padding_mask` can say the same, True =
         padding, as in `torch.nn.MultiheadAttention`.
 
-        Raises TypeError or ValueError, naming the argument, for indices that are not integers or out of range, for
-        more than `max_length` tokens, for a mask that is not boolean or not of the tokens' shape, and for two masks.
+        Raises ValueError, naming the argument, for more than `max_length` tokens, for a mask that is not boolean or not
+        of the tokens' shape, and for two masks.
         """
-        token_indices("tokens", tokens, self.vocab_size)
+        token_indices("tokens", tokens)
         check_length("tokens", tokens.shape[1], 0, self.max_length)
         segments = torch.zeros_like(tokens) if segments is None else segments
-        token_indices("segments", segments, self.num_segments)
+        token_indices("segments", segments)
         if segments.shape != tokens.shape:
             raise ValueError(f"segments: expected shape {tuple(tokens.shape)} like tokens, got {tuple(segments.shape)}")
         x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
@@ -110,7 +108,6 @@ class VisionTransformer(nn.Module):
     Raises ValueError for a patch that does not divide the image.
     """
 
-    @checked
     def __init__(
         self,
         image_size: int,
@@ -140,18 +137,18 @@ class VisionTransformer(nn.Module):
         self.weight_head = new_weight(num_classes, d_model, generator=generator, **kind)
         self.bias_head = new_bias(self.weight_head)
 
-    @checked(shapes=False)
     def forward(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B classes"]:
         """Images (B, channels, S, S) -> logits (B, num_classes).
 
-        Raises TypeError or ValueError for images of another shape, dtype or size, and for NaN or infinity in them.
+        Raises ValueError for images of another shape or size.
         """
         return linear(self.encode(images)[:, 0], self.weight_head, self.bias_head)
 
-    @checked(shapes=False)
     def encode(self, images: Float[Tensor, "B channels S S"]) -> Float[Tensor, "B N d"]:
         """A vector for the class token and for each patch, row by row: (B, channels, S, S) -> (B, N, d)."""
-        self._check(images)
+        fits = images.dim() == 4 and images.shape[1:] == self.image_shape and len(images) > 0
+        wanted = f"shape (B, {', '.join(map(str, self.image_shape))}) with B >= 1"
+        expect(fits, "images", wanted, tuple(images.shape))
         p = self.patch_size
         patches = images.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # (B, channels, rows, p, columns, p)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, rows * columns, channels * p * p)
@@ -161,15 +158,7 @@ class VisionTransformer(nn.Module):
             x = block(x)
         return self.norm(x)
 
-    def _check(self, images: Tensor) -> None:
-        if images.dim() != 4 or images.shape[1:] != self.image_shape or not len(images):
-            wanted = ", ".join(map(str, self.image_shape))
-            raise ValueError(f"images: expected shape (B, {wanted}) with B >= 1, got {tuple(images.shape)}")
-        weight = self.weight_patch
-        if images.dtype != weight.dtype and not torch.is_autocast_enabled(images.device.type):
-            raise TypeError(f"images: expected {weight.dtype} like the weights, got {images.dtype}")
-        finite("images", images)
 
-
-def _blocks(num_layers: int, d_model: int, num_heads: int, **kwargs: Any) -> nn.ModuleList:
-    return nn.ModuleList(TransformerBlock(d_model, num_heads, bias=True, **kwargs) for _ in range(num_layers))
+def _blocks(num_layers: int, d_model: int, num_heads: int, generator: Any, **settings: Any) -> nn.ModuleList:
+    make = partial(TransformerBlock, d_model, num_heads, bias=True, generator=generator)
+    return stack(num_layers, make, **settings)

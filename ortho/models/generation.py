@@ -3,14 +3,14 @@
 from math import inf
 
 import torch
+from torch import Tensor
 
-from ortho._checks import checked, expect
-from ortho._typing import Float, Int, Tensor
+from ortho._typing import Float, Int
+from ortho.checks import expect, positive_int
 
 __all__ = ["next_token"]
 
 
-@checked
 def next_token(
     logits: Float[Tensor, "B vocab"],
     *,
@@ -21,13 +21,14 @@ def next_token(
 ) -> Int[Tensor, "B 1"]:
     """A token for each row of logits (B, vocab), drawn from their softmax at a temperature; at 0, the likeliest token.
 
-    `top_k` leaves the k likeliest tokens to choose from, and those that are as likely as the last of them (Fan et al.
-    2018, arXiv:1805.04833). `top_p` then leaves the fewest of the likeliest tokens whose chances are together p or more
-    (Holtzman et al. 2020, arXiv:1904.09751). Both use the chances at that temperature.
+    A logit of -inf forbids a token. `top_k` leaves the k likeliest tokens to choose from, and those that are as likely
+    as the last of them (Fan et al. 2018, arXiv:1805.04833). `top_p` then leaves the fewest of the likeliest tokens
+    whose chances are together p or more (Holtzman et al. 2020, arXiv:1904.09751). Both use the chances at that
+    temperature.
 
     Raises TypeError or ValueError for a temperature below 0, a `top_k` below 1, and a `top_p` outside (0, 1].
     """
-    check_sampling(temperature, top_p)
+    check_sampling(temperature, top_k, top_p)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     # In float64, relative to the largest: otherwise a very low temperature would leave the range of the dtype.
@@ -43,7 +44,9 @@ def next_token(
     return torch.multinomial(chances.float(), 1, generator=generator)
 
 
-def check_sampling(temperature: float, top_p: float | None) -> None:
-    """Raise ValueError for a temperature below 0, or a `top_p` outside (0, 1]."""
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise TypeError or ValueError for a temperature below 0, a `top_k` below 1, or a `top_p` outside (0, 1]."""
+    if top_k is not None:
+        positive_int("top_k", top_k)
     expect(temperature >= 0, "temperature", "a number of at least 0", temperature)
     expect(top_p is None or 0 < top_p <= 1, "top_p", "a number in (0, 1]", top_p)

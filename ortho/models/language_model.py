@@ -1,18 +1,18 @@
 """The language model: reading, decoding, generating."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from ortho import _checks
-from ortho._checks import checked
-from ortho._typing import Bool, Int, State, Tensor
+from ortho import checks
+from ortho._typing import Bool, Int, State
 from ortho.attention.cache import Cache
-from ortho.layers.block import TransformerBlock
-from ortho.layers.recomputation import Recomputed
+from ortho.layers.block import TransformerBlock, stack
+from ortho.layers.checkpointed import Checkpointed
 from ortho.models.embeddings import (
     add_positions,
     check_length,
@@ -28,7 +28,8 @@ class LanguageModel(nn.Module):
     """A causal language model: token and position embeddings, `num_layers` pre-norm blocks, a norm, a tied read-out.
 
     The architecture is GPT-2's (Radford et al. 2019), with the same parameters if `bias`, and with the exact GELU.
-    `kwargs` go to every block (`projection`, `attention`, `num_kv_heads`, ...); each draws its own frozen matrices.
+    `kwargs` go to every block (`projection`, `attention` and its options, `num_kv_heads`, ...); each draws its own
+    frozen matrices, and a module among them is copied for each.
     Each of `max_length` places has a learned embedding or, with `positions` 'sinusoidal', a fixed one that is as large
     as the token embeddings are at first. With `max_length=None` there are no position embeddings: the attention has to
     provide the order, and any length is allowed. `dropout` applies to the embeddings and to every block.
@@ -36,7 +37,6 @@ class LanguageModel(nn.Module):
 
     embed_positions: Tensor | None
 
-    @checked
     def __init__(
         self,
         vocab_size: int,
@@ -56,18 +56,15 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.vocab_size, self.max_length = vocab_size, max_length
         kind: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
-        self.blocks = nn.ModuleList(
-            TransformerBlock(d_model, num_heads, dropout=dropout, generator=generator, **kind, **kwargs)
-            for _ in range(num_layers)
-        )
+        make = partial(TransformerBlock, d_model, num_heads, dropout=dropout, generator=generator, **kind)
+        self.blocks = stack(num_layers, make, **kwargs)
         self.norm = nn.LayerNorm(d_model, **kind)
-        self.dropout = nn.Dropout(_checks.share("dropout", dropout))
+        self.dropout = nn.Dropout(checks.probability("dropout", dropout))
 
         vectors: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.embed_tokens = new_embeddings(vocab_size, d_model, **vectors)
         add_positions(self, "embed_positions", positions, max_length, d_model, **vectors)
 
-    @checked(shapes=False)
     def forward(
         self,
         tokens: Int[Tensor, "B N"],
@@ -83,17 +80,17 @@ class LanguageModel(nn.Module):
         that sequence. `caches` (`new_caches`), one for each block, do so in place, without gradients.
 
         `key_padding_mask` (B, M) is True = padding, as in `torch.nn.MultiheadAttention`, and includes the tokens of the
-        state. Nothing attends to padding. Position embeddings skip padding; an attention's own positions count it. The
-        logits at padding have no meaning.
+        state or the caches (caches take one where a state sums up the keys). Nothing attends to padding. Position
+        embeddings skip padding; an attention's own positions count it. The logits at padding have no meaning.
 
-        Raises TypeError or ValueError for tokens that are not indices into the vocabulary; for sequences longer than
-        `max_length`; for a padding mask of another shape or together with caches; for caches together with a state,
-        not one for each block, or of different lengths (after a call that failed in a later block).
+        Raises ValueError for sequences longer than `max_length`; for a padding mask of another shape; for caches
+        together with a state, not one for each block, or of different lengths (after a call that failed in a later
+        block).
         """
         if caches is not None:
-            if initial_state is not None or return_state or key_padding_mask is not None:
-                raise ValueError("caches: expected None beside initial_state, return_state or key_padding_mask")
-            return self._decoded(tokens, caches)
+            if initial_state is not None or return_state:
+                raise ValueError("caches: expected None beside initial_state or return_state")
+            return self._decoded(tokens, caches, key_padding_mask)
         past, states = self._earlier(initial_state)
         x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
         masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # not every layer takes them
@@ -106,18 +103,21 @@ class LanguageModel(nn.Module):
         logits = self._read_out(x)
         return (logits, (past + tokens.shape[1], new_states)) if return_state else logits
 
-    @checked
     def new_caches(self, capacity: int | None = None) -> list[Cache]:
         """An empty cache for each block, with room for `capacity` tokens, by default `max_length`."""
         capacity = self.max_length if capacity is None else capacity
-        return [block.attention.new_cache(capacity) for block in self._one_by_one()]
+        layers = [block.attention for block in self._one_by_one()]
+        for layer in layers:
+            if not hasattr(layer, "new_cache"):
+                name = type(layer).__name__
+                raise TypeError(f"layer: expected one with `new_cache`, to decode token by token, got {name}")
+        return [layer.new_cache(capacity) for layer in layers]
 
     def _one_by_one(self) -> list[TransformerBlock]:
         """The blocks, also those that are recomputed together."""
-        groups = (block.blocks if isinstance(block, Recomputed) else [block] for block in self.blocks)
+        groups = (block.blocks if isinstance(block, Checkpointed) else [block] for block in self.blocks)
         return [cast(TransformerBlock, block) for group in groups for block in group]
 
-    @checked(shapes=False)
     @torch.no_grad()
     def generate(
         self,
@@ -142,8 +142,9 @@ class LanguageModel(nn.Module):
         Raises TypeError or ValueError for a wrong `count`, temperature, `top_k`, `top_p` or `stop`, for a row without a
         token, and if more than `max_length` tokens would be read (the last one drawn is not).
         """
-        check_sampling(temperature, top_p)
-        token_indices("tokens", tokens, self.vocab_size)
+        check_sampling(temperature, top_k, top_p)
+        checks.positive_int("count", count)
+        token_indices("tokens", tokens)
         if stop is not None:
             check_token("stop", stop, self.vocab_size)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -151,7 +152,7 @@ class LanguageModel(nn.Module):
             return torch.cat([tokens, self._continued(tokens, count, stop, how).to(tokens.dtype)], 1)
         mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
         lengths = (~key_padding_mask).sum(1)
-        _checks.expect(lengths.all(), "key_padding_mask", "a token in each row", "one of padding alone")
+        checks.expect(lengths.all(), "key_padding_mask", "a token in each row", "one of padding alone")
         check_length("tokens", int(lengths.max()) + count - 1, 0, self.max_length)
         drawn = tokens.new_full((len(tokens), count), 0 if stop is None else stop)
         most = 0
@@ -170,8 +171,8 @@ class LanguageModel(nn.Module):
         pair = isinstance(initial_state, tuple | list) and len(initial_state) == 2
         if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != len(self.blocks):
             wanted = f"the number of tokens read and {len(self.blocks)} states, one a block"
-            raise ValueError(f"initial_state: expected {wanted}, got {_checks.describe(initial_state)}")
-        _checks.expect(initial_state[0] >= 0, "initial_state", "a number of tokens of at least 0", initial_state[0])
+            raise ValueError(f"initial_state: expected {wanted}, got {checks.describe(initial_state)}")
+        checks.expect(initial_state[0] >= 0, "initial_state", "a number of tokens of at least 0", initial_state[0])
         return initial_state[0], initial_state[1]
 
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
@@ -189,19 +190,20 @@ class LanguageModel(nn.Module):
         return torch.cat(drawn, 1)
 
     @torch.no_grad()
-    def _decoded(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
+    def _decoded(self, tokens: Tensor, caches: Sequence[Cache], padding: Tensor | None) -> Tensor:
         blocks = self._one_by_one()
         if len(caches) != len(blocks):
             raise ValueError(f"caches: expected {len(blocks)}, one a block, got {len(caches)}")
         lengths = [cache.length for cache in caches]
-        _checks.expect(len(set(lengths)) <= 1, "caches", "caches that have read as many tokens", lengths)
-        x = self._embed(tokens, lengths[0])
+        checks.expect(len(set(lengths)) <= 1, "caches", "caches that have read as many tokens", lengths)
+        x = self._embed(tokens, lengths[0], padding)
+        masks = {} if padding is None else {"key_padding_mask": padding}
         for block, cache in zip(blocks, caches, strict=True):
-            x = block(x, is_causal=True, cache=cache)
+            x = block(x, is_causal=True, cache=cache, **masks)
         return self._read_out(x)
 
     def _embed(self, tokens: Tensor, past: int, padding: Tensor | None = None) -> Tensor:
-        token_indices("tokens", tokens, self.vocab_size)
+        token_indices("tokens", tokens)
         (B, N), x = tokens.shape, embedding(tokens, self.embed_tokens)
         check_length("tokens", N, past, self.max_length)
         if padding is not None and padding.shape != (B, past + N):

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ortho._checks import checked, one_of
-from ortho._weights import frozen, new_bias, new_weight
+from ortho import checks, heads
+from ortho.heads import new_bias, new_weight
 from ortho.orthogonal import DRAWS
-from ortho.projections.projection import Detached, Projection
+from ortho.projections.projection import Projection
 
 
 class LearnedProjection(Projection):
@@ -17,7 +17,6 @@ class LearnedProjection(Projection):
     the number of heads.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -39,7 +38,7 @@ class LearnedProjection(Projection):
             self.register_parameter(f"bias_{name}", new_bias(weight) if bias else None)
 
 
-class FrozenProjection(Detached):
+class FrozenProjection(Projection):
     r"""Orthogonal random attention's W_Q and W_K: drawn once, never trained: parameters without gradients.
 
     `draw` names the law (`ortho.orthogonal.DRAWS`). Gradients still pass through q and k to x; with `stop_gradient`
@@ -47,7 +46,8 @@ class FrozenProjection(Detached):
     orthonormal rows or columns. With `bias` the biases are frozen, too, at 0, the standard layer's initial value.
     """
 
-    @checked
+    frozen = True
+
     def __init__(
         self,
         d_model: int,
@@ -63,12 +63,12 @@ class FrozenProjection(Detached):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
-        self.draw = one_of("draw", draw, DRAWS)
+        self.draw = checks.one_of("draw", draw, DRAWS)
         self.stop_gradient = stop_gradient
         for name, width in (("q", self.q_width), ("k", self.kv_width)):
             weight = DRAWS[draw](width, d_model, generator=generator, dtype=dtype, device=device)
-            self.register_parameter(f"weight_{name}", frozen(weight))
-            self.register_parameter(f"bias_{name}", frozen(weight.new_zeros(width)) if bias else None)
+            self.register_parameter(f"weight_{name}", heads.frozen(weight))
+            self.register_parameter(f"bias_{name}", heads.frozen(weight.new_zeros(width)) if bias else None)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, draw={self.draw!r}, stop_gradient={self.stop_gradient}"

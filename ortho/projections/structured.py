@@ -21,13 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._checks import checked
+from ortho import checks, heads
 from ortho._typing import Float
-from ortho._weights import frozen, split_heads
-from ortho.projections.projection import Detached
+from ortho.projections.projection import Projection
 
 
-@checked
 def factors(d: int, K: int | None = None) -> tuple[int, int]:
     """(a, b) with a b = d, a <= b and both as near to the square root of d as possible; (1, d) for a prime.
 
@@ -40,14 +38,12 @@ def factors(d: int, K: int | None = None) -> tuple[int, int]:
     return a, d // a
 
 
-@checked
 def sufficient_rounds(d: int, K: int) -> int:
     """How many rounds heads of width K need for products of q and k that are spread like those of random matrices: 1 if
     a head lies within a row of the table, else 2. Raises TypeError or ValueError for numbers below 1."""
     return 1 if factors(d, K)[1] % K == 0 else 2
 
 
-@checked
 def transform(
     n: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, "n n"]:
@@ -67,7 +63,7 @@ def transform(
     return torch.kron(matrix, hartley).to(dtype=dtype or torch.get_default_dtype(), device=device)
 
 
-class StructuredProjection(Detached):
+class StructuredProjection(Projection):
     """Orthogonal random attention's q and k by `rounds` of sign flips and small transforms, by default as many as
     needed (`sufficient_rounds`).
 
@@ -79,12 +75,12 @@ class StructuredProjection(Detached):
     together are wider than d.
     """
 
+    frozen = True
     transform_a: Tensor
     transform_b: Tensor
     signs_q: Tensor
     signs_k: Tensor
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -102,15 +98,15 @@ class StructuredProjection(Detached):
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         if self.q_width > d_model:
             raise ValueError(f"head_dim: expected heads of at most d_model = {d_model} together, got {self.q_width}")
-        rounds = sufficient_rounds(d_model, self.head_dim) if rounds is None else rounds
+        rounds = sufficient_rounds(d_model, self.head_dim) if rounds is None else checks.positive_int("rounds", rounds)
         self.rounds, self.stop_gradient = rounds, stop_gradient
         dtype = dtype or torch.get_default_dtype()
         for name, size in zip("ab", factors(d_model, self.head_dim), strict=True):
             self.register_buffer(f"transform_{name}", transform(size, dtype=dtype, device=device), persistent=False)
         for name, width in (("q", self.q_width), ("k", self.kv_width)):
             drawn = torch.randint(2, (rounds, 2, d_model), generator=generator, device=device)
-            self.register_parameter(f"signs_{name}", frozen((2 * drawn - 1).to(dtype)))
-            self.register_parameter(f"bias_{name}", frozen(drawn.new_zeros(width, dtype=dtype)) if bias else None)
+            self.register_parameter(f"signs_{name}", heads.frozen((2 * drawn - 1).to(dtype)))
+            self.register_parameter(f"bias_{name}", heads.frozen(drawn.new_zeros(width, dtype=dtype)) if bias else None)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Also make the transforms, which are not stored: in a module that was on `meta` they hold anything."""
@@ -130,7 +126,6 @@ class StructuredProjection(Detached):
             made = transform(size, dtype=self.signs_q.dtype, device=self.signs_q.device)
             setattr(self, f"transform_{name}", made)
 
-    @checked(values=False)
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
     ) -> tuple[Float[Tensor, "B H N K"], Float[Tensor, "B G M K"]]:
@@ -141,26 +136,26 @@ class StructuredProjection(Detached):
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
         k = self._rotated(context, self.signs_k, self.num_kv_heads)
         if self.bias_q is not None and self.bias_k is not None:
-            q = q + split_heads(self.bias_q[None, None], self.num_heads).to(q.dtype)  # half precision in autocast
-            k = k + split_heads(self.bias_k[None, None], self.num_kv_heads).to(k.dtype)
+            q = q + heads.split_heads(self.bias_q[None, None], self.num_heads).to(q.dtype)  # half precision in autocast
+            k = k + heads.split_heads(self.bias_k[None, None], self.num_kv_heads).to(k.dtype)
         return q, k
 
     def _rotated(
-        self, x: Float[Tensor, "B N d"], signs: Float[Tensor, "rounds 2 d"], heads: int
+        self, x: Float[Tensor, "B N d"], signs: Float[Tensor, "rounds 2 d"], count: int
     ) -> Float[Tensor, "B h N K"]:
-        """The first `heads` heads of x W^T."""
+        """The first `count` heads of x W^T."""
         B, N, _ = x.shape
         of_rows, of_columns = self.transform_b.to(signs.dtype), self.transform_a.to(signs.dtype)  # sharding casts one
         a, b = len(of_columns), len(of_rows)
-        width = heads * self.head_dim
+        width = count * self.head_dim
         y = x.reshape(B * N, a, b).transpose(0, 1)  # (a, B N, b)
         for i, (first, second) in enumerate(signs.unflatten(-1, (a, b))):  # (a, b) each
             y = torch.bmm(y, first[..., None] * of_rows * second[:, None])
             rows = -(-width // b) if i == self.rounds - 1 else a  # rows of the table that are read in the end
             y = (of_columns[:rows] @ y.flatten(1)).view(rows, B * N, b)
         if b == self.head_dim:
-            return y.view(heads, B, N, b).transpose(0, 1)
-        return split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), heads)
+            return y.view(count, B, N, b).transpose(0, 1)
+        return heads.split_heads(y.transpose(0, 1).reshape(B, N, -1)[..., :width].contiguous(), count)
 
     @property
     def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
@@ -172,9 +167,9 @@ class StructuredProjection(Detached):
         """The matrix of the keys."""
         return self._dense(self.signs_k, self.num_kv_heads)
 
-    def _dense(self, signs: Tensor, heads: int) -> Tensor:
+    def _dense(self, signs: Tensor, count: int) -> Tensor:
         eye = torch.eye(self.d_model, dtype=signs.dtype, device=signs.device)
-        return self._rotated(eye[None], signs, heads)[0].transpose(1, 2).flatten(0, 1).contiguous()  # (h K, d)
+        return self._rotated(eye[None], signs, count)[0].transpose(1, 2).flatten(0, 1).contiguous()  # (h K, d)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rounds={self.rounds}, stop_gradient={self.stop_gradient}"

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from ortho import MultiheadAttention, TextEncoder, freeze_qk, to_standard, unfreeze_qk
 from ortho.adapters import FrozenRows, Layout, Source, attention_layers
-from ortho.layers.stop_gradient import StoppedAttention
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 
 needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
@@ -200,13 +200,13 @@ def test_layers_that_are_frozen_as_they_are_made():
     """Structured projections stay what they are if nothing changes. A layer that computes no gradient of queries and
     keys becomes one that does when they are trained."""
     x = operands(None)[0]
-    for layer in (StoppedAttention(D, H), StoppedAttention(D, H, projection="stopped")):
+    for layer in (FrozenQKAttention(D, H), FrozenQKAttention(D, H, projection="stopped")):
         layer.double()
         kind, want = type(layer.projection), layer(x)
         freeze_qk(layer, draw=None, stop_gradient=True)
-        assert (type(layer), type(layer.projection)) == (StoppedAttention, kind)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, kind)
         freeze_qk(layer, stop_gradient=True)
-        assert (type(layer), type(layer.projection)) == (StoppedAttention, FrozenProjection)
+        assert (type(layer), type(layer.projection)) == (FrozenQKAttention, FrozenProjection)
         assert not torch.allclose(layer(x), want)
         want = layer(x)
         standard = to_standard(layer)

@@ -1,7 +1,5 @@
 """The encoder-decoder: compared with PyTorch's layers, causality, padding, decoding, dropout, errors."""
 
-from functools import partial
-
 import pytest
 import torch
 from drawn_models import assert_near, drawn, norm
@@ -10,8 +8,7 @@ from seeded import generator
 from torch import nn
 from torch.nn.functional import dropout as drop
 
-from ortho import HybridAttention, PositionalHeads, StoppedAttention
-from ortho.layers.block import DecoderBlock
+from ortho import FrozenQKAttention, HybridAttention, PositionalHeads
 from ortho.layers.positional import sinusoidal_positions
 from ortho.models.encoder_decoder import EncoderDecoder
 
@@ -21,8 +18,8 @@ ARMS = {
     "learned": {},
     "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
     "stopped": {
-        "encoder": {"layer": StoppedAttention},
-        "decoder": {"layer": StoppedAttention},
+        "encoder": {"layer": FrozenQKAttention},
+        "decoder": {"layer": FrozenQKAttention},
         "cross": {"projection": "stopped"},
     },
     "hybrid": {"encoder": SEVEN_AND_ONE, "decoder": SEVEN_AND_ONE, "cross": {"num_kv_heads": 2}},
@@ -183,65 +180,6 @@ def test_shared_embeddings_stay_shared_through_a_state_and_a_copy():
     moved = other.to(torch.float32)
     assert moved.embed_source.tokens is moved.embed_target.tokens
     assert sum(p is moved.embed_target.tokens for p in moved.parameters()) == 1
-
-
-BAD_MODELS = [
-    ({"max_length": None, "positions": "sinusoidal"}, ValueError, "max_length: expected a number beside sinusoidal"),
-    ({"cross": SEVEN_AND_ONE}, TypeError, "cross: expected a MultiheadAttention, .*, got HybridAttention"),
-    ({"cross": {"attention": "rotary"}}, ValueError, "cross: expected a mechanism that answers .*, got 'rotary'"),
-    ({"cross": {"attention": "cosformer"}}, ValueError, "cross: expected a mechanism .*, got 'cosformer'"),
-    (
-        {"cross": {"attention": "efficient-causal"}},
-        ValueError,
-        "cross: expected a mechanism .*, got 'efficient-causal'",
-    ),
-]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("change", "error", "message"), BAD_MODELS)
-def test_bad_models(change, error, message):
-    sizes = {"vocab_size": VOCAB, "d_model": 8, "num_heads": 4, "num_layers": 1, "max_length": 12}
-    refuses(message, EncoderDecoder, error=error, **{**sizes, **change})
-
-
-@pytest.mark.bad_input
-def test_bad_calls():
-    ours, (source, target) = model(), texts()
-    mask, decode = padding(), partial(model().generate, source, start=START, stop=STOP)
-    cases = [
-        (partial(ours, source.float(), target), TypeError, "source: expected int32 or int64 indices, got a float32"),
-        (partial(ours, source, target + 9), ValueError, "target: expected indices in 0..10"),
-        (partial(ours, source, target[:2]), ValueError, "memory: expected shape .* with B = 2 like target, got"),
-        (partial(ours, source, target.repeat(1, 3)), ValueError, "target: expected at most 12 positions, got 18"),
-        (partial(ours, source.repeat(1, 2), target), ValueError, "source: expected at most 12 positions, got 14"),
-        (partial(ours, source, target, mask.int()), TypeError, "source_mask: expected a boolean tensor"),
-        (partial(ours, source, target, mask[:, :3]), ValueError, r"source_mask: expected shape \(3, 7\) like source"),
-        (partial(decode, start=11), ValueError, "start: expected an index in 0..10, got 11"),
-        (partial(decode, stop=-1), ValueError, "stop: expected an index in 0..10, got -1"),
-        (partial(decode, max_length=13), ValueError, "max_length: expected at most the model's, 12, got 13"),
-        (partial(decode, max_length=0), ValueError, "max_length: expected an integer of at least 1, got 0"),
-        (partial(model(max_length=None).generate, source, start=1, stop=2), ValueError, "max_length: expected a numb"),
-    ]
-    for call, error, message in cases:
-        refuses(message, call, error=error)
-
-
-@pytest.mark.bad_input
-def test_a_refused_step_leaves_the_cache_as_it_was():
-    block = DecoderBlock(8, 2, generator=generator(1))
-    context, x = (torch.randn(2, n, 8, generator=generator(n)) for n in (3, 4))
-    cache = block.new_cache(context, 8)
-    longer = torch.ones(2, 1, 1, 4, dtype=torch.bool)
-    refuses(r"^context_mask: expected a shape that broadcasts", block.step, x[:, :1], cache, context_mask=longer)
-    refuses(r"^x: expected batch 2 like the context", block.step, x[:1, :1], cache)
-    ambiguous = torch.ones(2, 3, dtype=torch.bool)
-    refuses(r"^context_mask: expected four axes where B = N = 2", block.step, x[:, :2], cache, context_mask=ambiguous)
-    refuses(r"^context_mask: expected four axes where B = N = 2", block, x[:, :2], context, context_mask=ambiguous)
-    refuses(r"^context: expected batch 1 like x, got 2", block, x[:1], context, context_mask=ambiguous[:, None, None])
-    stepped = torch.cat([block.step(x[:, i : i + 1], cache) for i in range(4)], 1)
-    assert torch.allclose(stepped, block(x, context), atol=1e-5)
-    refuses(r"^context: expected", block.new_cache, context[0], 4)
 
 
 def test_the_encoder_s_layers_take_their_arguments():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusals import refuses
 
-from ortho import PROJECTIONS, HybridAttention, MultiheadAttention, PositionalHeads, StoppedAttention
+from ortho import PROJECTIONS, FrozenQKAttention, HybridAttention, MultiheadAttention, PositionalHeads
 from ortho.cost import layer, model, of
 from ortho.cost.layers import cross_layer
 from ortho.cost.models import encoder_decoder
@@ -14,13 +14,13 @@ from ortho.models.encoder_decoder import EncoderDecoder
 
 SIZES = [(1, 5, 3, 8, 2), (2, 7, 7, 12, 3), (3, 4, 9, 16, 1), (2, 1, 6, 64, 4), (1, 6, 1, 24, 4)]  # B, N, M, d, H
 HYBRIDS = ({"learned": 1, "positional": 3}, {"learned": 2, "stopped": 2}, {"frozen": 1, "structured-stopped": 3})
-STOPPED = {"layer": StoppedAttention, "projection": "stopped"}
+STOPPED = {"layer": FrozenQKAttention, "projection": "stopped"}
 ARMS = {
     "learned": {},
     "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
     "structured": {name: {"projection": "structured"} for name in ("encoder", "decoder", "cross")},
     "stopped": {"encoder": STOPPED, "decoder": STOPPED, "cross": {"projection": "stopped"}},
-    "stopped by default": {name: {"layer": StoppedAttention} for name in ("encoder", "decoder", "cross")},
+    "stopped by default": {name: {"layer": FrozenQKAttention} for name in ("encoder", "decoder", "cross")},
     "positional": {"encoder": {"layer": PositionalHeads}, "decoder": {"layer": PositionalHeads}},
     "one head": {"encoder": {"num_heads": 1, "head_dim": 2}, "cross": {"num_heads": 2, "num_kv_heads": 1}},
     "linear": {"encoder": {"attention": "linear"}, "decoder": {"attention": "window", "form": "reference"}},
@@ -89,7 +89,7 @@ def test_encoder_decoder(arm):
         declared = encoder_decoder(B, M, N, 12, 4, L, vocab_size=11, d_ff=10, **kind)
         unused = sum(p.numel() for p in made.parameters() if not p.requires_grad)
         # The counter has no rule for the search for rows without a key.
-        looking = any(isinstance(one, StoppedAttention) for one in made.encoder.modules())
+        looking = any(isinstance(one, FrozenQKAttention) for one in made.encoder.modules())
         for mask in [None] if looking else [None, torch.ones(B, M, dtype=torch.bool)]:
             forward, backward, trained, frozen = counted(made, source, target, source_mask=mask)
             assert (forward, backward, trained + unused, frozen - unused) == derived(declared)
@@ -120,7 +120,7 @@ def test_errors():
     sizes = {"vocab_size": 11, "max_length": 9}
     with pytest.raises(TypeError, match="encoder: expected the layer MultiheadAttention or .*, got type"):
         encoder_decoder(1, 5, 5, 8, 2, 1, encoder={"layer": torch.nn.Linear}, **sizes)
-    with pytest.raises(TypeError, match="cross: expected the layer MultiheadAttention or StoppedAttention, got"):
+    with pytest.raises(TypeError, match="cross: expected the layer MultiheadAttention or FrozenQKAttention, got"):
         encoder_decoder(1, 5, 5, 8, 2, 1, cross={"layer": HybridAttention}, **sizes)
     with pytest.raises(ValueError, match="attention: expected one of 'softmax', got 'linear'"):
         encoder_decoder(1, 5, 5, 8, 2, 1, cross={"attention": "linear"}, **sizes)

@@ -5,13 +5,11 @@ from itertools import product
 import pytest
 import torch
 from drawn_models import assert_near, drawn, norm
-from refusals import refusals
 from seeded import generator
 from torch import nn
 from torch.nn.functional import gelu
 
 from ortho import TextEncoder, TransformerBlock, VisionTransformer
-from ortho.cost import vision_transformer
 
 
 def text(**kwargs):
@@ -110,29 +108,3 @@ def test_block_is_pytorchs(norm_first, projection):
 
 
 DIVISOR, HERE = "expected a divisor of image_size = 7, got 2", torch.ones(1, 1, dtype=torch.bool)
-BAD = [
-    (lambda: TextEncoder(5, 8, 3, 1, max_length=4), "num_heads: expected a divisor of d_model = 8, got 3"),
-    (lambda: text()(torch.tensor([[13]])), r"tokens: expected indices in 0..12, got 13..13"),
-    (lambda: text()(indices(13, 1, 10)), "tokens: expected at most 9 positions, got 10"),
-    (lambda: text()(indices(13, 1, 4), torch.tensor([[0, 1, 2, 3]])), "segments: expected indices in 0..2"),
-    (lambda: text()(indices(13, 1, 4), indices(2, 1, 3)), r"segments: .* \(1, 4\) like tokens, got \(1, 3"),
-    (
-        lambda: text()(indices(13, 1, 4), attn_mask=indices(2, 1, 4)),
-        r"attn_mask: expected a boolean tensor, got a int64 tensor",
-        TypeError,
-    ),
-    (
-        lambda: text()(indices(13, 1, 4), attn_mask=torch.ones(1, 3, dtype=torch.bool)),
-        r"attn_mask: expected shape \(1, 4\) like tokens, got \(1, 3\)",
-    ),
-    (lambda: VisionTransformer(7, 2, 8, 2, 1, num_classes=2), f"patch_size: {DIVISOR}"),
-    (lambda: vision_transformer(1, 8, 2, 1, image_size=7, patch_size=2, num_classes=2), f"patch_size: {DIVISOR}"),
-    (lambda: text()(indices(13, 1, 1), attn_mask=HERE, key_padding_mask=~HERE), "key_padding_mask: .* both"),
-    (lambda: vision()(images(2, 3, 6, 5)), r"images: expected shape \(B, 3, 6, 6\).*got \(2, 3, 6, 5\)"),
-    (lambda: vision()(images(0, 3, 6, 6)), r"images: expected shape \(B, 3, 6, 6\) with B >= 1"),
-]
-
-
-@refusals(BAD)
-def test_errors(refused):
-    refused()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from counted import assert_declared
 from gradients import trained
-from refusals import refusals
 from seeded import draw
 
 from ortho import (
@@ -15,7 +14,6 @@ from ortho import (
     HybridAttention,
     InductionHeads,
     LanguageModel,
-    MultiheadAttention,
     freeze_qk,
     to_standard,
 )
@@ -194,7 +192,7 @@ def test_in_a_model():
     model = LanguageModel(11, WIDTH, H, 2, max_length=None, dtype=torch.float64, **kind)
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.taps.normal_(generator=torch.Generator().manual_seed(2))
+            block.attention.kernel.normal_(generator=torch.Generator().manual_seed(2))
     tokens = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(1))
     caches = model.new_caches(12)
     read = [model(tokens[:, a:b], caches=caches) for a, b in ((0, 1), (1, 5), (5, 12))]
@@ -229,7 +227,7 @@ def test_padding_beside_a_mask_of_pairs(form):
         ConvolvedAttention(WIDTH, H, of=HybridAttention, **kinds),
     ):
         if isinstance(layer, ConvolvedAttention):
-            torch.nn.init.normal_(layer.taps, generator=torch.Generator().manual_seed(3))
+            torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(3))
         y = layer(x, key_padding_mask=padding, is_causal=True)
         close(layer(louder, key_padding_mask=padding, attn_mask=pairs)[~padding], y[~padding])
 
@@ -284,23 +282,3 @@ def test_autocast_of_half_precision():
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x, is_causal=True)
     assert torch.autograd.grad(y.float().sum(), x)[0].isfinite().all()
-
-
-BAD = [
-    (lambda x: heads(sharpness=0.0), "sharpness: expected a number above 0, got 0.0"),
-    (lambda x: heads(key_dim=K - 1), "key_dim: expected at least the values' width 6, got 5"),
-    (lambda x: heads(sink=1.0), r"sink: expected a number in \(0, 1\), got 1.0"),
-    (lambda x: heads(draw="structured", head_dim=8), "head_dim: expected heads of at most d_model = 24 tog"),
-    (lambda x: heads(draw="structured", key_dim=7), "key_dim: expected at most d_model / num_heads = 6 for structured"),
-    (lambda x: heads().projection(x[0]), r"x: expected shape \(B, N, d\) without empty axes, got \(9, 24\)"),
-    (lambda x: heads()(1e160 * x), "x: expected mean squares of tokens within 0 and 1.8e\\+308, got"),
-    (lambda x: MultiheadAttention(WIDTH, H, projection=InductionProjection), "projection: expected one that makes a"),
-    (lambda x: heads().projection(x, x), "context: expected None with keys a token late, got a float64"),
-    (lambda x: heads()(x, initial_state=(x, x)), r"initial_state: expected a tuple of tensors \(key, token"),
-    (lambda x: heads()(x, cache=heads().new_cache(9)), "cache: expected one of this layer, got another"),
-]
-
-
-@refusals(BAD)
-def test_errors(refused):
-    refused(draw(B, N, WIDTH))

@@ -13,12 +13,12 @@ from synthesizer_layers import CASES
 
 from ortho import (
     ConvolvedAttention,
+    FrozenQKAttention,
     HybridAttention,
     InductionHeads,
     MultiheadAttention,
     PositionalHeads,
     RandomFeatureAttention,
-    StoppedAttention,
     SynthesizerAttention,
     TransformerBlock,
 )
@@ -49,7 +49,7 @@ def random_features(width, heads, *, generator, dtype, **kwargs):
 # Each takes (width, heads, *, form, generator, dtype).
 LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
 LAYERS |= {
-    "stopped, grouped": partial(StoppedAttention, projection="stopped", num_kv_heads=2, bias=True),
+    "stopped, grouped": partial(FrozenQKAttention, projection="stopped", num_kv_heads=2, bias=True),
     "induction of three": partial(InductionHeads, tokens=3),
     "induction with a sink": partial(InductionHeads, tokens=2, key_dim=9, sink=0.75),
     "structured induction": partial(InductionHeads, tokens=2, draw="structured"),
@@ -82,12 +82,12 @@ forms = pytest.mark.parametrize(("name", "form"), FORMS)
 
 
 def layer(name, form, width, seed):
-    """A layer whose taps and shares say something."""
+    """A layer whose kernel and shares say something."""
     g = torch.Generator().manual_seed(seed)
     one = ALL[name](width, H, form=form, generator=g, dtype=torch.float64)
     with torch.no_grad():
         for key, parameter in one.named_parameters():
-            if key.rpartition(".")[2] in ("taps", "mixing", "values"):
+            if key.rpartition(".")[2] in ("kernel", "mixing", "values"):
                 parameter.normal_(generator=g)
     return one
 
@@ -275,7 +275,7 @@ def test_a_convolution_and_a_context():
     """The masks are of the context's tokens, and leave those of x as they are."""
     one, x, context = layer("convolved", "fast", D, 0), tokens(), tokens(length=7, seed=1)
     padding = torch.tensor([[False] * 7, [True] * 6 + [False], [False, True] * 3 + [False]])
-    expected = one.attention(short_convolution(x, one.taps), context, key_padding_mask=padding)
+    expected = one.attention(short_convolution(x, one.kernel), context, key_padding_mask=padding)
     close(one(x, context=context, key_padding_mask=padding), expected)
     close(one(x, context=context, attn_mask=~padding[:, None, None]), expected)
 

@@ -3,9 +3,7 @@
 import pytest
 import torch
 from gradients import trained
-from refusals import refusals
 from seeded import generator
-from torch import nn
 
 from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
 from ortho.gates import ReflectingWriteStrength
@@ -179,33 +177,3 @@ def test_initialisation_scale():
     # The variance estimate of 65,536 entries has a relative spread below 1 %; the bound is five of these.
     for weight in (learned.projection.weight_q, learned.weight_v, DRAWS["haar"](256, generator=generator())):
         assert abs(weight.var().item() * 256 - 1) < 0.05
-
-
-BAD = [
-    (lambda: MultiheadAttention(8, 3), "num_heads: expected a divisor of d_model = 8, got 3"),
-    (lambda: layer("freezed"), "projection: expected one of 'learned', .*, got 'freezed'"),
-    (lambda: layer("learned", attention="flush"), "attention: expected one of .*got 'flush'; did you mean 'flash'"),
-    (
-        lambda: layer("learned", attention=nn.Identity(), form="reference"),
-        "form: expected none beside an attention that is a module, got 'reference'",
-    ),
-    (lambda: MultiheadAttention(8, 4, projection=FrozenProjection(8, 2)), "projection: expected"),
-    (lambda: layer("learned")(draw(2, 5, 8).double()), "x: expected torch.float32 like the weights", TypeError),
-    (lambda: layer("learned")(draw(2, 5, 8), draw(1, 5, 8)), "context: expected batch 2 like x"),
-    (lambda: layer("learned")(draw(2, 5, 8), draw(2, 5, 8).double()), "context: expected torch.float32", TypeError),
-    (lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.tensor([[5]])), r"tokens: expected indices in 0..4"),
-    (
-        lambda: LanguageModel(5, 8, 2, 1, max_length=4)(torch.zeros(1, 5, dtype=torch.long)),
-        "tokens: expected at most 4 positions, got 5",
-    ),
-    (
-        lambda: LanguageModel(5, 8, 2, 1, max_length=None, positions="sinusoidal"),
-        "max_length: expected a number beside sinusoidal positions, got None",
-    ),
-    (lambda: LanguageModel(5, 8, 2, 1, max_length=4, dropout=1.0), r"dropout: expected a number in \[0, 1\), got 1.0"),
-]
-
-
-@refusals(BAD)
-def test_errors(refused):
-    refused()

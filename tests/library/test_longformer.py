@@ -6,7 +6,6 @@ import pytest
 import torch
 from counted import assert_declared
 from gradients import trained
-from refusals import refuses
 from torch import nn
 
 from ortho import LongformerAttention, MultiheadAttention, TextEncoder
@@ -141,12 +140,3 @@ def test_in_an_encoder():
     again = copy.deepcopy(encoder)
     again.load_state_dict(encoder.state_dict())
     assert torch.equal(again(torch.arange(11)[None]), y)
-
-
-@pytest.mark.bad_input
-def test_refusals():
-    layer, x = make(), inputs(8)
-    for name, value in (("is_causal", True), ("return_state", True), ("initial_state", (x, x))):
-        refuses(f"^{name}: expected .* global tokens see the whole sequence, got", layer, x, **{name: value})
-    refuses("^form: expected one of", LongformerAttention, D, H, form="slow")
-    refuses("^N: expected more than tokens = 16, got 16", longformer_layer, 1, 16, D, H)

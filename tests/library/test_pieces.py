@@ -32,7 +32,7 @@ TOLERANCE, OF_FEATURES, LOOSE = 1e-12, 1e-11, 1e-7
 
 def same(found, expected, m):
     bound = OF_FEATURES if m.family in ("linear", "selected") else TOLERANCE
-    bound = LOOSE if m.signed or m.fitted else bound
+    bound = LOOSE if m.signed or m.data_dependent else bound
     torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
 
 
@@ -54,7 +54,7 @@ def test_two_calls_are_the_whole(name, sizes, monkeypatch):
     """Outputs, the state, and all gradients, also those through the state. Operands that lie in memory with gaps, as a
     caller may pass them, are not written to, not even in a backward pass."""
     m, (length, size) = PIECEWISE[name], sizes
-    if m.fitted:
+    if m.data_dependent:
         return  # it has no state
     given = {x: with_gaps(y) for x, y in growing(m, 2, 3, length=CUT + length).items()}
     versions = {x: y._version for x, y in given.items()}
@@ -144,7 +144,9 @@ def test_hidden_tokens(name, form, kept):
     m, index = PIECEWISE[name], torch.arange(N)
     mask = {"left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
     given = growing(m, 1, length=N)
-    own = {"same_tokens": True} if m.fitted else {}  # otherwise a fit takes queries for those of another sequence
+    own = (
+        {"same_tokens": True} if m.data_dependent else {}
+    )  # otherwise a fit takes queries for those of another sequence
     function = partial(m.form(form), **pieces(m.form(form), 4), **own)
     for causal in ways(m):
         masked = partial(function, is_causal=causal, attn_mask=mask)
@@ -211,7 +213,7 @@ def test_second_derivatives(name):
     m = MECHANISMS[name]
     given = [draw(1, 4, width, seed=seed).requires_grad_() for seed, width in enumerate((K, K, K))]
     for causal in ways(m):
-        if not m.fitted and m.family != "selected":  # a fit's gradient is no derivative, and choices jump
+        if not m.data_dependent and m.family != "selected":  # a fit's gradient is no derivative, and choices jump
             reference = lambda *x, causal=causal: m.reference(*x, is_causal=causal)  # noqa: E731
             assert torch.autograd.gradgradcheck(reference, given, fast_mode=not WHOLE)
 

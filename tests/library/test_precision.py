@@ -9,12 +9,12 @@ from extent import some
 from ortho import MECHANISMS
 from ortho.attention import FORMS
 from ortho.attention.dynamic_sparse.top_k import top_k_mask
-from ortho.attention.softmax.value_gradient import value_gradient_attention, value_gradient_attention_reference
+from ortho.attention.softmax.frozen_qk import frozen_qk_attention, frozen_qk_attention_reference
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
 FUNCTIONS |= {
-    ("value gradient", "reference"): value_gradient_attention_reference,
-    ("value gradient", "fast"): value_gradient_attention,
+    ("value gradient", "reference"): frozen_qk_attention_reference,
+    ("value gradient", "fast"): frozen_qk_attention,
 }
 
 

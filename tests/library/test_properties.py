@@ -49,7 +49,7 @@ def causality(attention, wanted):
 
 def closeness(attention):
     """The assertion, with its tolerance, that two computations of the same are equal."""
-    return close_fit if MECHANISMS[attention].fitted else close
+    return close_fit if MECHANISMS[attention].data_dependent else close
 
 
 def pair(projection, attention, width, heads, seed):
@@ -172,7 +172,7 @@ def test_padding_equals_truncation(form, projection, attention, shape, seed, dat
 def test_gradients_by_finite_differences(form, projection, attention):
     x = inputs((2, 5, (4, 2)), 0)[0].requires_grad_()
     layer = pair(projection, attention, 4, 2, 0)[form == "fast"]
-    if MECHANISMS[attention].fitted:
+    if MECHANISMS[attention].data_dependent:
         return  # its gradient leaves out the fit, and is not the derivative; test_factored.py holds the fit still
     if projection.endswith("stopped"):  # its gradient is by design not the derivative: hold q and k where they are
         q, k = layer.projection(x)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from counted import assert_declared, assert_decodes
-from refusals import refusals, refuses
+from refusals import refusals
 from seeded import draw
 
 from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
@@ -21,25 +21,25 @@ SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4), (2, 2, 8, 4)
 
 
 def convolved(**kwargs):
-    """A layer whose taps are not 0."""
+    """A layer whose kernel are not 0."""
     one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64, **kwargs)
     with torch.no_grad():
-        one.taps.normal_(generator=torch.Generator().manual_seed(2))
+        one.kernel.normal_(generator=torch.Generator().manual_seed(2))
     return one
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
 @pytest.mark.parametrize("form", FUNCTIONS)
 def test_as_the_formula_reads(form, width):
-    """Tap by tap, with a tail and without, outputs and all gradients; of sequences shorter than the taps, too."""
+    """Number by number, with a state and without, outputs and all gradients; of short sequences, too."""
     for length in (1, 3, N):
-        for tail in (None, draw(B, width - 1, WIDTH, seed=3)):
+        for conv_state in (None, draw(B, width - 1, WIDTH, seed=3)):
             leaves = [draw(B, length, WIDTH).requires_grad_(), draw(width, WIDTH, seed=1).requires_grad_()]
-            leaves += [] if tail is None or width == 1 else [tail.requires_grad_()]
-            x, taps = leaves[:2]
-            line = torch.cat([torch.zeros(B, width - 1, WIDTH) if tail is None else tail, x], 1)
-            rows = [x[:, t] + sum(taps[i] * line[:, width - 1 + t - i] for i in range(width)) for t in range(length)]
-            found, expected = FUNCTIONS[form](x, taps, tail), torch.stack(rows, 1)
+            leaves += [] if conv_state is None or width == 1 else [conv_state.requires_grad_()]
+            x, kernel = leaves[:2]
+            line = torch.cat([torch.zeros(B, width - 1, WIDTH) if conv_state is None else conv_state, x], 1)
+            rows = [x[:, t] + sum(kernel[i] * line[:, width - 1 + t - i] for i in range(width)) for t in range(length)]
+            found, expected = FUNCTIONS[form](x, kernel, conv_state), torch.stack(rows, 1)
             close(found, expected)
             d_y = draw(B, length, WIDTH, seed=9)
             close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
@@ -78,9 +78,11 @@ def test_padding(causal, form):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     """Sums are taken in float32 and rounded once: half a unit in the last place of each result."""
-    x, taps, tail = (draw(*shape, seed=i, dtype=dtype) for i, shape in enumerate([(B, N, 8), (4, 8), (B, 3, 8)]))
-    exact = short_convolution_reference(x.double(), taps.double(), tail.double())
-    found = short_convolution(x, taps, tail)
+    x, kernel, conv_state = (
+        draw(*shape, seed=i, dtype=dtype) for i, shape in enumerate([(B, N, 8), (4, 8), (B, 3, 8)])
+    )
+    exact = short_convolution_reference(x.double(), kernel.double(), conv_state.double())
+    found = short_convolution(x, kernel, conv_state)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
 
@@ -90,8 +92,8 @@ def test_cost_of_a_block():
     for width in (1, 2, 4):
         for b, n, d, h in SIZES:
             x = torch.zeros(b, n, d, requires_grad=True)
-            declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, width=width)
-            block = TransformerBlock(d, h, layer=ConvolvedAttention, width=width)
+            declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, kernel_size=width)
+            block = TransformerBlock(d, h, layer=ConvolvedAttention, kernel_size=width)
             assert_declared(declared, block, x, is_causal=True)
     half = torch.zeros(2, 7, 12, requires_grad=True, dtype=torch.bfloat16)
     layer = ConvolvedAttention(12, 3, dtype=half.dtype)
@@ -103,7 +105,7 @@ def test_cost_of_a_block():
 BAD = [
     (lambda x: convolved()(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts"),
     (lambda x: convolved()(x, initial_state=5), "initial_state: expected the last tokens and the attention", TypeError),
-    (lambda x: convolved()(x, initial_state=(x, x, x)), "initial_state: expected tail torch.float64 of sh"),
+    (lambda x: convolved()(x, initial_state=(x, x, x)), "initial_state: expected conv_state torch.float64 of sh"),
     (lambda x: convolved()(x, cache=convolved().new_cache(9)), "cache: expected one of this layer, got an"),
     (lambda x: convolved().new_cache(9).attend(x, x, x), "cache: expected to be read by a ConvolvedAttent", TypeError),
 ]
@@ -116,14 +118,5 @@ def test_errors(refused):
 
 @FORMS
 def test_the_output_has_the_dtype_of_x(form):
-    x, taps = draw(2, 5, 8).half(), draw(4, 8).float()
-    assert FUNCTIONS[form](x, taps).dtype == torch.float16
-
-
-@pytest.mark.bad_input
-@FORMS
-def test_a_tail_that_does_not_fit(form):
-    x, taps = draw(2, 5, 8), draw(4, 8)
-    refuses("tail: expected", FUNCTIONS[form], x, taps, error=TypeError, tail=[1])
-    refuses(r"tail: expected torch.float64 of shape \(2, 3, 8\)", FUNCTIONS[form], x, taps, tail=x[:, :2])
-    refuses("tail: expected finite numbers", FUNCTIONS[form], x, taps, tail=x[:, :3] * float("nan"))
+    x, kernel = draw(2, 5, 8).half(), draw(4, 8).float()
+    assert FUNCTIONS[form](x, kernel).dtype == torch.float16

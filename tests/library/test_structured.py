@@ -7,7 +7,6 @@ import pytest
 import torch
 from extent import some
 from gradients import trained
-from refusals import refuses
 
 from ortho import MultiheadAttention, to_standard
 from ortho.cost import of
@@ -153,8 +152,3 @@ def test_fewer_products_than_a_matrix():
     assert cost.forward == 2 * 2 * 768 * (12 + 64) < dense / 10
     assert factors(768, 64) == (12, 64)
     assert factors(768) == factors(768, 384) == (24, 32)  # two heads: their own table would cost seven times as much
-
-
-@pytest.mark.bad_input
-def test_errors():
-    refuses("head_dim: expected heads of at most d_model = 8 together, got 12", StructuredProjection, 8, 3, head_dim=4)

@@ -189,7 +189,7 @@ def test_a_frozen_weight_that_is_trained_is_not_timed():
 
 
 def test_a_wrong_exchanged_pass_is_not_timed(monkeypatch):
-    monkeypatch.setattr(value_gradient, "value_gradient_attention", scaled(value_gradient.value_gradient_attention))
+    monkeypatch.setattr(value_gradient, "frozen_qk_attention", scaled(value_gradient.frozen_qk_attention))
     with pytest.raises(AssertionError, match="exchanged, output: expected a relative error of at most"):
         value_gradient.run(value_gradient.case(24, 128), seconds=0.0)
 

@@ -97,4 +97,5 @@ MECHANISM = Mechanism(
     reference=top_k_attention_reference,
     fast=top_k_attention,
     cost=top_k_cost,
+    option_names={"k": "num_keys"},
 )

@@ -264,7 +264,7 @@ def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) ->
         causal=feature_map.causal,
         cost=cost,
         positional=feature_map.positional,
-        fitted=not feature_map.causal,
+        data_dependent=not feature_map.causal,
         same_tokens=not feature_map.causal,
         signed=feature_map.weights == "signed",
     )
@@ -290,6 +290,7 @@ def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map
     attend.__module__ = form.__module__
     attend.__doc__ = f"`{form.__name__}` with the map `{feature_map!r}` or, with options, another of its class."
     attend.feature_map = feature_map  # type: ignore[attr-defined]
+    attend.keeps = getattr(form, "keeps", "keys")  # type: ignore[attr-defined]
     return attend
 
 

@@ -7,11 +7,11 @@ from torch import nn
 
 from ortho import checks
 from ortho._typing import Float, State, Tensor
-from ortho._weights import frozen
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.favor import FEATURES, PositiveFeatures, RandomFeatureMap, RandomFourierFeatures
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.heads import frozen
 
 MAPS: dict[str, type[RandomFeatureMap]] = {
     "positive": PositiveFeatures,
@@ -34,6 +34,7 @@ class RandomFeatureAttention(nn.Module):
 
     features: Tensor
     same_tokens = True  # as in `Mechanism`
+    keeps = "sums"
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ MECHANISM = Mechanism(
     reference=forgetting_attention_reference,
     fast=forgetting_attention,
     positional=True,
-    one_sequence=True,
+    self_attention_only=True,
     cost=partial(distance_cost, gated=True),
     gates={"log_forget": ForgetGate},
 )

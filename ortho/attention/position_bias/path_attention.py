@@ -287,7 +287,7 @@ MECHANISM = Mechanism(
     fast=path_attention,
     bidirectional=False,
     positional=True,
-    one_sequence=True,
+    self_attention_only=True,
     cost=reflections_cost,
     gates={"directions": Directions, "beta": ReflectingWriteStrength},
 )

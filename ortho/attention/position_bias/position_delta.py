@@ -105,7 +105,7 @@ MECHANISM = Mechanism(
     fast=position_delta_attention,
     bidirectional=False,
     positional=True,
-    one_sequence=True,
+    self_attention_only=True,
     cost=partial(reflections_cost, bias_width=BiasVectors.width),
     gates={
         "bias_queries": BiasVectors,

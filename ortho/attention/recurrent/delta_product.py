@@ -150,6 +150,6 @@ MECHANISM = Mechanism(
     cost=delta_product_cost,
     positional=True,
     signed=True,
-    gives_weights=False,  # it has further values of its own
+    has_weights=False,  # it has further values of its own
     gates={"beta": StepStrengths, "more_keys": LaterOperands, "more_values": LaterOperands},
 )

@@ -239,7 +239,7 @@ class ChannelDecay(LogSigmoidGate):
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
-        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.d_model // self.num_heads, **kind))
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.head_dim, **kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
         return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)

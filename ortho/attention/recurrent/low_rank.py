@@ -77,6 +77,6 @@ MECHANISM = Mechanism(
     cost=low_rank_cost,
     positional=True,
     signed=True,
-    gives_weights=False,  # it has further values of its own
+    has_weights=False,  # it has further values of its own
     gates={"more_keys": LaterOperands, "more_values": LaterOperands},
 )

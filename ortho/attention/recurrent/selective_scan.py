@@ -13,7 +13,6 @@ form by matrix products, as those of `ssd` (Mamba-2) have: there $\alpha$ and $\
 The skip $D v_t$, the short convolution and the output gate are left to the layer around it.
 """
 
-from math import log
 from typing import Any, ClassVar
 
 import torch
@@ -22,11 +21,11 @@ from torch.nn.functional import pad, softplus
 from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
-from ortho._cost import Cost, product
+from ortho._cost import Cost, head_width, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.gates import Gate
+from ortho.gates import Gate, step_biases
 
 CHUNK = 64  # tokens whose states exist at once
 
@@ -132,8 +131,8 @@ class ChannelStep(Gate):
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
-        step = nn.init.uniform_(torch.empty(self.d_model, **kind), log(1e-3), log(1e-1), generator=generator).exp_()
-        self.bias = nn.Parameter((step + (-(-step).expm1()).log()).view(self.num_heads, 1, -1))
+        steps = step_biases(self.num_heads * self.head_dim, generator, kind)
+        self.bias = nn.Parameter(steps.view(self.num_heads, 1, -1))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N V"]:
         return softplus(self._vectors(x) + self.bias)
@@ -144,7 +143,7 @@ class ChannelRates(Gate):
     S4D-Real)."""
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        width = self.d_model // self.num_heads
+        width = self.head_dim
         start = torch.arange(1, width + 1, **kind).log()
         self.log_rate = nn.Parameter(start.expand(self.num_heads, width, -1).clone())
 
@@ -152,9 +151,10 @@ class ChannelRates(Gate):
         return self.log_rate.exp().expand(len(x), -1, -1, -1)
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, head_dim: Size = None, **_: Any) -> Cost:
         """The closed form; x is not used."""
-        return Cost(trained=d * d / H if not isinstance(d, int) else d * (d // H))
+        width = head_width(d, H, head_dim)
+        return Cost(trained=H * width * width)
 
 
 @closed_form
@@ -174,5 +174,6 @@ MECHANISM = Mechanism(
     cost=selective_scan_cost,
     positional=True,
     signed=True,
+    has_weights=False,  # each channel of the values has its own
     gates={"dt": ChannelStep, "A": ChannelRates},
 )

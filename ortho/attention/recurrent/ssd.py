@@ -97,11 +97,10 @@ class Rate(Gate):
         self.log_rate = nn.Parameter(rate_logarithms(self.num_heads, generator, kind))
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
-        self._check(x)
         return self.log_rate.exp()[:, None].expand(len(x), -1, x.shape[1])
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, input_grad: bool = True, itemsize: int = 4) -> Cost:
+    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, head_dim: Size = None, **_: Any) -> Cost:
         """The closed form; x is not used."""
         return Cost(trained=H)
 

@@ -248,7 +248,7 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         positional=True,
         signed=True,
         gates={"eta": StepSize},
-        gives_weights=isinstance(loss, Squared),  # other losses look at the values
+        has_weights=isinstance(loss, Squared),  # other losses look at the values
     )
 
 

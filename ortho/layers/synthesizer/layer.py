@@ -8,14 +8,14 @@ from functools import reduce
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import carried, checked, no_autocast
-from ortho._typing import Bool, Float, State, Tensor
-from ortho._weights import new_weight, split_heads
+from ortho import checks
+from ortho._typing import Bool, Float, State
+from ortho.attention.call import no_autocast
 from ortho.attention.scores import blocked_pairs, masked_softmax
+from ortho.heads import new_weight, split_heads
 from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes
 
@@ -41,7 +41,6 @@ class SynthesizerAttention(nn.Module):
     unknown sources or sources of other sizes, and for a source that looks at the tokens if `head_dim` is given.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -56,10 +55,10 @@ class SynthesizerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.max_length = max_length
+        self.max_length = checks.positive_int("max_length", max_length)
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
-        _checks.expect(given, "source", "at least one", "none")
+        checks.expect(given, "source", "at least one", "none")
         self.sources = nn.ModuleList(self._source(one, options) for one in given)
         mixed = len(self.sources) > 1
         self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
@@ -73,12 +72,11 @@ class SynthesizerAttention(nn.Module):
         """The source of that name, or the given one if it has the layer's sizes."""
         sizes = (self.num_heads * self.head_dim, self.num_heads, self.max_length)
         if not isinstance(source, LogitSource):
-            return SOURCES[_checks.one_of("source", source, SOURCES)](*sizes, **options)
+            return SOURCES[checks.one_of("source", source, SOURCES)](*sizes, **options)
         got = (source.d_model, source.num_heads, source.max_length)
-        _checks.expect(got == sizes, "source", f"(d_model, num_heads, max_length) = {sizes}", f"{got} ({source.name})")
+        checks.expect(got == sizes, "source", f"(d_model, num_heads, max_length) = {sizes}", f"{got} ({source.name})")
         return source
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -99,7 +97,7 @@ class SynthesizerAttention(nn.Module):
         """
         state = self._state(x, initial_state)
         v = state[0]
-        attn_mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
+        attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
         weights = self._weights(x, state, attn_mask, is_causal)
         with no_autocast(x):
             o = self._read(weights, v.to(weights.dtype))
@@ -116,7 +114,6 @@ class SynthesizerAttention(nn.Module):
             o = (weights @ v).transpose(1, 2)
         return o.flatten(2)
 
-    @checked(shapes=False)
     def weights(
         self, x: Float[Tensor, "B N d"], *, attn_mask: Bool[Tensor, "..."] | None = None, is_causal: bool = False
     ) -> Float[Tensor, "b H N N"]:
@@ -126,7 +123,7 @@ class SynthesizerAttention(nn.Module):
 
     def _state(self, x: Tensor, past: State | None) -> State:
         """The values, and what the sources carry, for these tokens after those of the past: (B, H, M, K) each."""
-        _checks.sequence("x", x, self.weight_v)
+        checks.sequence("x", x, self.d_model)
         new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
         for source in self._sources():
             new += source.state(x)
@@ -140,14 +137,14 @@ class SynthesizerAttention(nn.Module):
 
     def _past(self, state: State, v: Tensor) -> State:
         names = ["values", *(name for source in self._sources() for name in source.carries)]
-        state = _checks.state(state, *names, axes=4)
+        state = checks.state(state, *names)
         shape = (*v.shape[:2], state[0].shape[2], v.shape[3])
-        return tuple(carried(name, part, shape, v.dtype) for name, part in zip(names, state, strict=True))
+        return tuple(checks.carried(name, part, shape, v) for name, part in zip(names, state, strict=True))
 
     def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         queries, keys = x.shape[1], state[0].shape[2]
         if attn_mask is not None:
-            _checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
+            checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
         blocked = blocked_pairs(queries, keys, is_causal, attn_mask, x.device)
         logits = self._logits(x, keys, state[1:])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -173,4 +170,4 @@ class SynthesizerAttention(nn.Module):
 def by_position(sources: Iterable[type[LogitSource]]) -> None:
     """Raise ValueError for a source that looks at the tokens: it splits its results into heads of width d/H."""
     for source in sources:
-        _checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))
+        checks.expect(not source.by_token, "source", "sources by position beside head_dim", repr(source.name))

@@ -1,7 +1,7 @@
 r"""Sources of a Synthesizer's logits: the base class, sources by position and by token, and a list of all.
 
 A source maps tokens x (B, N, d) to logits (B, H, N, M) for the last N of M positions, or to (1, H, N, M) if it does
-not look at x. Most logits are products of smaller factors. In a mixture $\sum_i \alpha_i S_i$ a source's share
+not look at x. Most logits are products of smaller factors. In a mixture $\sum_i \alpha_i S_i$ a source's weight
 $\alpha_i$ multiplies such a factor, not the logits, which would have to be kept for the gradient of $\alpha_i$.
 """
 
@@ -10,14 +10,14 @@ from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import checked, no_autocast
+from ortho import checks
 from ortho._cost import Cost, quotient
-from ortho._typing import Float, Size, State, Tensor
-from ortho._weights import new_weight, split_heads
+from ortho._typing import Float, Size, State
+from ortho.attention.call import no_autocast
+from ortho.heads import new_weight, split_heads
 
 
 class Seen(NamedTuple):
@@ -56,7 +56,6 @@ class LogitSource(nn.Module, ABC):
     by_token: ClassVar[bool] = True
     carries: ClassVar[tuple[str, ...]] = ()
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -68,8 +67,8 @@ class LogitSource(nn.Module, ABC):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.num_heads = _checks.heads(d_model, num_heads)
-        self.max_length = max_length
+        self.d_model, self.num_heads = checks.heads(d_model, num_heads)
+        self.max_length = checks.positive_int("max_length", max_length)
         self._make({"generator": generator, "dtype": dtype, "device": device})
 
     @abstractmethod
@@ -152,9 +151,8 @@ class FactoredRandom(LogitSource):
     name = "factored-random"
     by_token = False
 
-    @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, rank: int = 8, **options: Any) -> None:
-        self.rank = rank
+        self.rank = checks.positive_int("rank", rank)
         super().__init__(d_model, num_heads, max_length, **options)
 
     def _make(self, options: dict[str, Any]) -> None:
@@ -239,11 +237,11 @@ class Dense(_Hidden):
 def _block_count(max_length: Size, k1: Size | None) -> Size:
     """k1, by default the largest divisor of `max_length` up to its square root; symbols pass."""
     if hasattr(max_length, "free_symbols"):
-        _checks.expect(k1 is not None, "k1", f"a size beside the symbol {max_length} for max_length", "None")
+        checks.expect(k1 is not None, "k1", f"a size beside the symbol {max_length} for max_length", "None")
         return k1
     if k1 is None:
         return next(k for k in range(isqrt(max_length), 0, -1) if max_length % k == 0)
-    _checks.expect(not max_length % k1, "k1", f"a divisor of max_length = {max_length}", k1)
+    checks.expect(not max_length % k1, "k1", f"a divisor of max_length = {max_length}", k1)
     return k1
 
 
@@ -261,7 +259,6 @@ class FactoredDense(_Hidden):
 
     name = "factored-dense"
 
-    @checked
     def __init__(self, d_model: int, num_heads: int, max_length: int, *, k1: int | None = None, **options: Any) -> None:
         self.k1 = _block_count(max_length, k1)
         self.k2 = max_length // self.k1

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho import checks
-from ortho._weights import split_heads
 from ortho.attention.call import no_autocast, upcast
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.position_bias.rotary import angles, apply_rotary
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.window import Window
+from ortho.heads import split_heads
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.multihead import MultiheadAttention
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.orthogonal import haar
 from ortho.projections import PROJECTIONS, FrozenProjection, Projection
@@ -94,11 +94,11 @@ def scaled(d_model: int, num_heads: int, *, of: str, factor: float, **kwargs: An
     return made
 
 
-class StoppedRotaryAttention(StoppedAttention):
+class StoppedRotaryAttention(FrozenQKAttention):
     """Rotary attention with a projection that stops the gradient, by the exchanged pass.
 
     Computes the same as `MultiheadAttention(projection="stopped", attention="rotary")`, as turned queries and keys are
-    constants, too. Calls with a context, a state or a cache run as in that layer. Takes what `StoppedAttention` takes.
+    constants, too. Calls with a context, a state or a cache run as in that layer. Takes what `FrozenQKAttention` takes.
     """
 
     def __init__(self, d_model: int, num_heads: int, *, projection: Any = "stopped", **kwargs: Any) -> None:

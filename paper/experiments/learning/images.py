@@ -20,10 +20,10 @@ from torch.nn.functional import linear
 
 from ortho.attention.positional.patterns import Shift
 from ortho.checks import one_of
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
 from paper.experiments.devices import by_device
@@ -93,7 +93,7 @@ def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
     return {
         "learned": MultiheadAttention,
         "frozen": partial(MultiheadAttention, projection="frozen"),
-        "stopped": partial(StoppedAttention, projection="stopped"),
+        "stopped": partial(FrozenQKAttention, projection="stopped"),
         "frozen Gaussian": partial(MultiheadAttention, projection=gaussian),
         "static random": partial(synthesizer_heads, source="fixed-random", max_length=data.tokens),
         "positional": partial(neighbours, columns=data.columns),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho._cost import Cost, linear_map, product
-from ortho._weights import new_weight, split_heads
 from ortho.cost.layers import NOT_DERIVED
+from ortho.heads import new_weight, split_heads
 from ortho.models.language_model import LanguageModel
 
 LENGTHS = (2, 4)  # n of the first heads; further heads begin again with the first n

@@ -23,9 +23,9 @@ import torch
 from ortho.attention.positional.positional_attention import SEVEN
 from ortho.checks import one_of, positive_int
 from ortho.cost.models import encoder_decoder
+from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.stop_gradient import StoppedAttention
 from ortho.models.encoder_decoder import EncoderDecoder
 from paper.experiments.devices import by_device
 from paper.experiments.engine.records import Case, Record
@@ -88,7 +88,7 @@ def arms(d: int) -> dict[str, dict[str, Mapping[str, Any]]]:
         "1 learned, wide": {"encoder": {"num_heads": 1}},
         "8 frozen": {"encoder": frozen},
         "8 frozen everywhere": {"encoder": frozen, "decoder": frozen, "cross": frozen},
-        "8 stopped": {"encoder": {"layer": StoppedAttention, "projection": "stopped"}},
+        "8 stopped": {"encoder": {"layer": FrozenQKAttention, "projection": "stopped"}},
         "7 stopped + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "stopped": H - 1}}},
     }
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortho._weights import split_heads
 from ortho.checks import one_of, positive_int
+from ortho.heads import split_heads
 from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
 from paper.experiments.devices import by_devices

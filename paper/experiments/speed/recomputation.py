@@ -11,7 +11,7 @@ from ortho.checks import one_of
 from ortho.cost import Cost
 from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
@@ -104,9 +104,9 @@ def build(case: Case) -> dict[str, nn.Module]:
 
     fused = blocks()
     modules: dict[str, nn.Module] = {KEPT: nn.Sequential(*fused)}
-    modules |= {arm: Recomputed(fused, segments) for arm, segments in segments_of(case).items()}
+    modules |= {arm: Checkpointed(fused, segments) for arm, segments in segments_of(case).items()}
     modules[MATERIALISED] = nn.Sequential(*blocks(form="reference"))
-    modules[SELECTIVE] = nn.Sequential(*blocks(attention=RecomputedAttention()))
+    modules[SELECTIVE] = nn.Sequential(*blocks(attention=CheckpointedAttention()))
     return modules
 
 

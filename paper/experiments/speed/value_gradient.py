@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention.mechanism import causal_pairs
+from ortho.attention.softmax.frozen_qk import channels, frozen_qk_attention, frozen_qk_cost
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
-from ortho.attention.softmax.value_gradient import channels, value_gradient_attention, value_gradient_cost
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
@@ -63,7 +63,7 @@ def call(case: Case, arm: str, operands: Operands) -> tuple[Callable[..., Tensor
         own = tuple(x.detach().requires_grad_() for x in operands)
         return partial(scaled_dot_product_attention, is_causal=case["causal"]), own
     q, k, v = operands
-    stopped = partial(value_gradient_attention, q, k, is_causal=case["causal"])
+    stopped = partial(frozen_qk_attention, q, k, is_causal=case["causal"])
     return cast(Callable[..., Tensor], stopped), (v.detach().requires_grad_(),)
 
 
@@ -89,7 +89,7 @@ def _results(function: Callable[..., Tensor], operands: Operands, upstream: Tens
 def declared(case: Case, arm: str) -> tuple[int, int]:
     """FLOPs of an arm, forward and backward."""
     K, itemsize = case["d"] // case["H"], benchmark.dtype(case).itemsize
-    form = softmax_cost if arm == SDPA else value_gradient_cost
+    form = softmax_cost if arm == SDPA else frozen_qk_cost
     found = form(case["B"], case["N"], case["H"], K, K, causal=case["causal"], itemsize=itemsize)
     return found.forward, found.backward - (0 if arm == SDPA else spared(case, case["H"]))
 

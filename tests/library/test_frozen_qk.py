@@ -17,13 +17,13 @@ from seeded import draw
 from torch import nn
 from torch.autograd import grad
 
-from ortho.attention.softmax import value_gradient
-from ortho.attention.softmax.value_gradient import (
+from ortho.attention.softmax import frozen_qk
+from ortho.attention.softmax.frozen_qk import (
     channels,
+    frozen_qk_attention,
+    frozen_qk_attention_reference,
+    frozen_qk_cost,
     recomputed_attention,
-    value_gradient_attention,
-    value_gradient_attention_reference,
-    value_gradient_cost,
 )
 from ortho.cost import of
 from ortho.cost.counting import Allocations, saved_bytes
@@ -52,13 +52,11 @@ def results(form, q, k, v, do, **kwargs):
 def exactly(q, k, v, do, **kwargs):
     """The definition's results for the same numbers in float64."""
     q, k, v, do = (x.detach().double() for x in (q, k, v, do))
-    return results(value_gradient_attention_reference, q, k, v.requires_grad_(), do, **kwargs)
+    return results(frozen_qk_attention_reference, q, k, v.requires_grad_(), do, **kwargs)
 
 
 def assert_same(*given, close=close, **kwargs):
-    found, expected = (
-        results(form, *given, **kwargs) for form in (value_gradient_attention, value_gradient_attention_reference)
-    )
+    found, expected = (results(form, *given, **kwargs) for form in (frozen_qk_attention, frozen_qk_attention_reference))
     close(found, expected)
 
 
@@ -110,21 +108,21 @@ def test_a_sink_is_a_key_whose_value_is_0():
     with_one = torch.cat([q, torch.full_like(q[..., :1], sqrt(K) * sink)], -1)
     keys = torch.nn.functional.pad(k, (0, 1, 1, 0))
     keys[..., 0, K] = 1.0
-    expected = value_gradient_attention_reference(
+    expected = frozen_qk_attention_reference(
         with_one, keys, torch.nn.functional.pad(v, (0, 0, 1, 0)), scale=1 / sqrt(K)
     )
-    close(value_gradient_attention(q, k, v, sink=sink), expected)
+    close(frozen_qk_attention(q, k, v, sink=sink), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_costs(form, dtype):
     """Declared = counted, exactly; q, k and a number a row are kept."""
-    call = value_gradient_attention if form == "fast" else value_gradient_attention_reference
+    call = frozen_qk_attention if form == "fast" else frozen_qk_attention_reference
     sizes = [(1, 5, 1, 8), (2, 1, 3, 8), (2, 33, 3, 16), (1, 70, 2, 64)]
     for (B, N, H, width), causal in product(sizes, (False, True)):
         q, k, v = (torch.zeros(B, H, N, width, dtype=dtype, requires_grad=name == "v") for name in "qkv")
-        declared = value_gradient_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
+        declared = frozen_qk_cost(B, N, H, width, width, form=form, causal=causal, itemsize=dtype.itemsize)
         assert_declared(declared, call, q, k, v, is_causal=causal)
         if form == "fast":
             numbers = 2 * B * H * N * width
@@ -139,8 +137,8 @@ def test_rows_with_gaps():
     for change in (lambda x: x[..., :1].expand(x.shape), lambda x: x.mT.contiguous().mT):
         given = [change(x.detach()) for x in (q, k, v)]
         for sink in (None, 0.5):
-            found = value_gradient_attention(*given, is_causal=True, sink=sink)
-            assert torch.equal(found, value_gradient_attention(*map(torch.clone, given), is_causal=True, sink=sink))
+            found = frozen_qk_attention(*given, is_causal=True, sink=sink)
+            assert torch.equal(found, frozen_qk_attention(*map(torch.clone, given), is_causal=True, sink=sink))
 
 
 def test_memory_is_linear():
@@ -149,7 +147,7 @@ def test_memory_is_linear():
     for N in (512, 1024, 2048):
         given = operands(N, (1, 1), torch.float32)
         with Allocations() as memory:
-            results(value_gradient_attention, *given, is_causal=True)
+            results(frozen_qk_attention, *given, is_causal=True)
         assert memory.largest <= 4 * N * 2 * K
         peaks.append(memory.peak)
     assert abs((peaks[2] - peaks[1]) - 2 * (peaks[1] - peaks[0])) <= 64
@@ -171,7 +169,7 @@ def test_the_backward_pass_has_the_forward_pass_s_tensors():
     written to in between is refused."""
     x, v, do = draw(2, 5, 24), operands(5)[2], operands(5)[3]
     project, other = Projected(24), 2 * draw(2, 24, 3 * K, seed=9)
-    expected = grad(value_gradient_attention(*project(x), v), v, do)[0]
+    expected = grad(frozen_qk_attention(*project(x), v), v, do)[0]
     o = recomputed_attention(x, v, project)
     mine, project.weights = project.weights, other
     assert torch.equal(grad(o, v, do)[0], expected)
@@ -201,7 +199,7 @@ def test_hidden_keys_have_no_weight_whatever_their_scores(case, dtype):
         q, k, v = (x[..., 1:, :] for x in (q, k, v))
     results = [
         form(q, k, v.detach().requires_grad_(), **kwargs)
-        for form in (value_gradient_attention, value_gradient_attention_reference)
+        for form in (frozen_qk_attention, frozen_qk_attention_reference)
     ]
     torch.testing.assert_close(*results, atol=2**-6, rtol=0)
 
@@ -219,7 +217,7 @@ def test_recomputed(mask, causal):
         o = recomputed_attention(x, v, project, **kwargs)
     pairs = {"none": 0, "keys of heads": 3 * N * (N if causal else 1), "pairs of heads": 2 * 3 * N * N}
     assert kept() == 8 * (2 * N * d + 2 * 3 * N) + pairs[mask]  # a byte for each of the mask's
-    expected = results(value_gradient_attention, q, k, v, do, **kwargs)
+    expected = results(frozen_qk_attention, q, k, v, do, **kwargs)
     dv, dx = grad(o, [v, x], do, allow_unused=True)
     assert dx is None
     assert torch.equal(o, expected[0]) and torch.equal(dv, expected[1])
@@ -228,7 +226,7 @@ def test_recomputed(mask, causal):
 def test_it_is_differentiated_once():
     q, k, v, _ = operands(5)
     with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):
-        grad(value_gradient_attention(q, k, v).sum(), v, create_graph=True)
+        grad(frozen_qk_attention(q, k, v).sum(), v, create_graph=True)
     x = draw(2, 5, 24)
     with pytest.raises(RuntimeError, match="create_graph: expected False"):
         grad(recomputed_attention(x, v, Projected(24)).sum(), v, create_graph=True)
@@ -243,7 +241,7 @@ def test_errors():
         ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
         ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
     ):
-        for form in (value_gradient_attention, value_gradient_attention_reference):
+        for form in (frozen_qk_attention, frozen_qk_attention_reference):
             refuses(message, form, error=error, **{"q": q, "k": k, "v": v} | change)
     for change, error, message in (
         ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
@@ -252,10 +250,10 @@ def test_errors():
     ):
         refuses(message, recomputed_attention, draw(2, 5, 24), v, Projected(24), error=error, **change)
     narrow, wanted = q[..., :3], r"v: expected at most the width 3 of q, for the fused kernel, got shape \(2, 3, 5, 8\)"
-    assert value_gradient_attention_reference(narrow, narrow, v).shape == v.shape
+    assert frozen_qk_attention_reference(narrow, narrow, v).shape == v.shape
     with pytest.raises(ValueError, match=wanted):
-        value_gradient_attention(narrow, narrow, v)
-    for form in (value_gradient_attention, value_gradient_attention_reference):
+        frozen_qk_attention(narrow, narrow, v)
+    for form in (frozen_qk_attention, frozen_qk_attention_reference):
         refuses("sink: expected a number of at most", form, q=q, k=k, v=v, sink=float("nan"))
         refuses(r"sink: expected a number of at most 3.4e\+38 in size, got 1e\+300", form, q=q, k=k, v=v, sink=1e300)
         past = draw(2, 3, 4, K, seed=5).requires_grad_(), draw(2, 3, 4, K, seed=6)
@@ -273,9 +271,7 @@ def test_scales(scale, causal):
     assert_same(*operands(17), close=partial(close, atol=1e-12, rtol=1e-12), **options)  # scores up to 100
     for dtype in (torch.float16, torch.bfloat16):
         rounded = operands(17, dtype=dtype)
-        for a, b in zip(
-            results(value_gradient_attention, *rounded, **options), exactly(*rounded, **options), strict=True
-        ):
+        for a, b in zip(results(frozen_qk_attention, *rounded, **options), exactly(*rounded, **options), strict=True):
             assert (a - b).norm() <= 4 * torch.finfo(dtype).eps * b.norm()  # about as many roundings of each number
 
 
@@ -285,7 +281,7 @@ def worst(dtype, N, gain, causal):
     q, k, v, do = operands(N, (1, 2), torch.float64, 64)
     v, do = ((x.detach().abs() / (1 + x.detach().abs())).to(dtype) for x in (v, do))
     given = (q * gain**0.5).to(dtype), (k * gain**0.5).to(dtype), v.requires_grad_(), do
-    (found,) = results(value_gradient_attention, *given, is_causal=causal)[1:]
+    (found,) = results(frozen_qk_attention, *given, is_causal=causal)[1:]
     (exact,) = exactly(*given, is_causal=causal)[1:]
     seen = exact > 1e-3  # a key that hardly anybody reads has a gradient that half precision rounds coarsely or to 0
     assert seen.sum() > seen.numel() / 4
@@ -302,7 +298,7 @@ def test_half_precision(causal, monkeypatch):
     for gain, dtype in product((1, 5), (torch.bfloat16, torch.float16)):
         assert worst(dtype, 200, gain, causal) <= 3.1
     for terms, least, most in ((1, 10, 1e9), (2, 0, 3.5), (3, 0, 3.1)):
-        monkeypatch.setattr(value_gradient, "channels", lambda itemsize, terms=terms: terms)
+        monkeypatch.setattr(frozen_qk, "channels", lambda itemsize, terms=terms: terms)
         assert least <= worst(torch.bfloat16, 200, 5, causal) <= most
 
 
@@ -320,12 +316,12 @@ def test_huge_scores(causal, dtype):
         v, do = (draw(1, 1, N, 8, seed=s).to(dtype) for s in (2, 3))
         given = q, k, v.requires_grad_(), do
         assert (q.double() @ k.double().mT * sign).min() > 900
-        found = results(value_gradient_attention, *given, is_causal=causal, scale=1.0)
+        found = results(frozen_qk_attention, *given, is_causal=causal, scale=1.0)
         for a, b in zip(found, exactly(*given, is_causal=causal, scale=1.0), strict=True):
             assert (a - b).norm() <= (3 * 2**-14 + 4 * torch.finfo(dtype).eps) * b.norm()
         if dtype != torch.float16:
             q, k, v, do = operands(30, dtype=dtype)
-            o, dv = results(value_gradient_attention, sign * 1000 * q, 1000 * k, v, do, is_causal=causal)
+            o, dv = results(frozen_qk_attention, sign * 1000 * q, 1000 * k, v, do, is_causal=causal)
             assert o.isfinite().all() and dv.isfinite().all()
             assert dv.abs().max() <= 2 * do.abs().sum(-2).max()
 
@@ -333,20 +329,20 @@ def test_huge_scores(causal, dtype):
 @causal_or_not
 def test_weights_are_at_most_1(causal, monkeypatch):
     """So that the second log-sum-exp, of which the exponential is taken, is at most ln N; all of one key reaches it."""
-    met, kernel = [], value_gradient._kernel
+    met, kernel = [], frozen_qk._kernel
 
     def watched(*args):
         met.append(kernel(*args)[1])
         return kernel(*args)
 
-    monkeypatch.setattr(value_gradient, "_kernel", watched)
+    monkeypatch.setattr(frozen_qk, "_kernel", watched)
     for gain in (0, 1, 30):
         q, k, v, do = operands(33, (1, 2))
-        results(value_gradient_attention, gain * q, gain * k, v, do, is_causal=causal)
+        results(frozen_qk_attention, gain * q, gain * k, v, do, is_causal=causal)
         assert met[-1].max() <= log(33) + 1e-12
     one = torch.zeros_like(k)
     one[..., 0, :] = 1000
-    results(value_gradient_attention, torch.ones_like(q), one, v, do, is_causal=causal)
+    results(frozen_qk_attention, torch.ones_like(q), one, v, do, is_causal=causal)
     assert abs(float(met[-1].max()) - log(33)) < 1e-10
 
 
@@ -354,7 +350,7 @@ def test_weights_are_at_most_1(causal, monkeypatch):
 INTERPRETED = """
 import sys
 import torch
-from ortho.attention.softmax.value_gradient_triton import gradient_of_values
+from ortho.attention.softmax.frozen_qk_triton import gradient_of_values
 
 N, M, K, V, causal = (int(size) for size in sys.argv[1:])
 torch.manual_seed(0)

@@ -14,7 +14,7 @@ precision the bias is a sum of terms in these channels, each the rounded remaind
 adds up their products with c in float32, and three terms have the bits of one float32 number. c is a power of two that
 brings the terms into the range of float16. In a causal call $k_j$ reads $q_i$ with $i \ge j$, so both are reversed.
 
-On GPUs, half precision without a mask has a kernel of its own (`value_gradient_triton`): L is known, so it needs no
+On GPUs, half precision without a mask has a kernel of its own (`frozen_qk_triton`): L is known, so it needs no
 channels, and no M.
 
 A *sink* is one more score in each row, for a key whose value is 0: a query whose scores are all far below it reads
@@ -38,12 +38,12 @@ from torch.nn.functional import pad
 from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Bool, Float
-from ortho._weights import spread_heads
 from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import once
 from ortho.attention.mechanism import CostedCall, causal_pairs, closed_form
 from ortho.attention.scores import blocked_pairs, masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
+from ortho.heads import repeat_kv
 
 aten = torch.ops.aten
 HAS_TRITON = find_spec("triton") is not None  # it comes with PyTorch's builds for GPUs
@@ -59,7 +59,7 @@ def _constants(call: Call, sink: float | None) -> None:
 
 
 @attention_function()
-def value_gradient_attention_reference(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
+def frozen_qk_attention_reference(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
     """Softmax attention as its formula reads, for queries and keys without gradients, with a `sink` if one is given.
 
     Takes, returns and raises what `softmax_attention_reference` does. It also raises ValueError for a q or k that needs
@@ -76,8 +76,8 @@ def value_gradient_attention_reference(call: Call, *, sink: float | None = None)
 
 
 @attention_function(upcasts=False)
-def value_gradient_attention(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
-    """`value_gradient_attention_reference` by fused kernels, forward and backward; keeps q, k and a number per row.
+def frozen_qk_attention(call: Call, *, sink: float | None = None) -> Float[Tensor, "*batch N V"]:
+    """`frozen_qk_attention_reference` by fused kernels, forward and backward; keeps q, k and a number per row.
 
     Takes and returns the same, for values at most as wide as keys; narrower ones are padded with zeros to K. V > K
     raises ValueError, and a device without a fused kernel for the dtype raises PyTorch's RuntimeError. The result
@@ -91,7 +91,7 @@ def value_gradient_attention(call: Call, *, sink: float | None = None) -> Float[
     mask, in_kernel = _mask(q.shape, k.shape[-2], call.is_causal, call.attn_mask, bool(call.past), q.device)
     flat = [x if x.dim() == 4 else x.reshape(1, -1, *x.shape[-2:]) for x in (v, q, k)]
     if torch.is_grad_enabled() and v.requires_grad:
-        o = _ValueGradient.apply(flat[0], mask, None, in_kernel, call.factor, sink, *flat[1:])
+        o = _FrozenQK.apply(flat[0], mask, None, in_kernel, call.factor, sink, *flat[1:])
     else:
         o = attend(flat[1], flat[2], flat[0], mask, in_kernel, call.factor, sink)[0]
     return o.reshape(*q.shape[:-1], v.shape[-1])
@@ -106,7 +106,7 @@ def recomputed_attention(
     attn_mask: Bool[Tensor, "..."] | None = None,
     sink: float | None = None,
 ) -> Float[Tensor, "B H N V"]:
-    """`value_gradient_attention(*projection(x), v)` that keeps x and a number per row and recomputes q and k backward.
+    """`frozen_qk_attention(*projection(x), v)` that keeps x and a number per row and recomputes q and k backward.
 
     `projection` gives q (B, H, N, K) and k (B, G, N, K), whose G heads the H heads of q share. It must give the same
     both times: the second time it has the parameters and buffers of the first, whatever the module holds by then. No
@@ -121,7 +121,7 @@ def recomputed_attention(
     if attn_mask is not None:
         checks.mask(attn_mask, (*v.shape[:-1], v.shape[-2]))
     mask, in_kernel = _mask(v.shape, v.shape[-2], is_causal, attn_mask, False, v.device)
-    return _ValueGradient.apply(v, mask, projection, in_kernel, None, sink, x, *_tensors(projection).values())
+    return _FrozenQK.apply(v, mask, projection, in_kernel, None, sink, x, *_tensors(projection).values())
 
 
 def _tensors(projection: nn.Module) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def _tensors(projection: nn.Module) -> dict[str, Tensor]:
 def _projected(projection: Callable[..., tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
     """q and k, with a head of keys for each head of queries."""
     q, k = projection(x)
-    return q, spread_heads(k, q.shape[1])
+    return q, repeat_kv(k, q.shape[1])
 
 
 def _mask(
@@ -148,7 +148,7 @@ def _mask(
     return ~blocked[(None,) * (4 - blocked.dim())], False
 
 
-class _ValueGradient(Function):
+class _FrozenQK(Function):
     """Attention to v. Kept are q and k, or x and the tensors of the `projection` that makes them each time."""
 
     @staticmethod
@@ -222,9 +222,9 @@ def gradient_of_values(
 ) -> Float[Tensor, "B H M V"]:
     """dv by the forward kernel, as explained at the top of this file; on GPUs by a kernel of its own if that serves."""
     if _own_kernel(q, do, mask):
-        from ortho.attention.softmax import value_gradient_triton  # not every PyTorch has Triton
+        from ortho.attention.softmax import frozen_qk_triton  # not every PyTorch has Triton
 
-        return value_gradient_triton.gradient_of_values(q, k, L, do, is_causal, scale)
+        return frozen_qk_triton.gradient_of_values(q, k, L, do, is_causal, scale)
     q, scale = _scaled(q, scale)
     c = _factor(scale, q.dtype)
     terms = _channels(L / (-scale * c), q)
@@ -324,7 +324,7 @@ _cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @closed_form
-def value_gradient_cost(call: CostedCall) -> Cost:
+def frozen_qk_cost(call: CostedCall) -> Cost:
     """Closed-form cost of one self-attention call, in either form; q and k have no gradient.
 
     V is at most K, and in the fast form the kernel reads values as wide as keys.

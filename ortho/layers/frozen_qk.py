@@ -3,25 +3,23 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho import _checks
-from ortho._checks import checked
-from ortho._typing import Bool, Float, Tensor
-from ortho._weights import split_heads, spread_heads
-from ortho.attention.softmax.value_gradient import recomputed_attention
+from ortho import checks
+from ortho._typing import Bool, Float
+from ortho.attention.softmax.frozen_qk import recomputed_attention
+from ortho.heads import repeat_kv, split_heads
 from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
-from ortho.projections.projection import Detached
 
 PASSED_ON = {"initial_state", "return_state", "cache", "need_weights"}  # to `MultiheadAttention.forward`
 
 
-class StoppedAttention(MultiheadAttention):
+class FrozenQKAttention(MultiheadAttention):
     """Softmax `MultiheadAttention` with a projection that stops the gradient, and a backward pass for values alone.
 
-    In the backward pass, a forward pass with q and k exchanged gives the values' gradient (`softmax.value_gradient`).
+    In the backward pass, a forward pass with q and k exchanged gives the values' gradient (`softmax.frozen_qk`).
     Between the passes the layer keeps x, the merged heads, and one number for each head and token, but not q, k and v.
     Its arguments are those of `MultiheadAttention` except `attention`; `projection` is 'structured-stopped', 'stopped',
     or a class or module of projections that stop the gradient. The reference form, and calls with a context, a state, a
@@ -31,7 +29,6 @@ class StoppedAttention(MultiheadAttention):
     through which a gradient passes.
     """
 
-    @checked
     def __init__(
         self,
         d_model: int,
@@ -41,18 +38,18 @@ class StoppedAttention(MultiheadAttention):
         **kwargs: Any,
     ) -> None:
         if "attention" in kwargs:
-            raise TypeError(f"attention: expected none, it is softmax, got {_checks.describe(kwargs['attention'])}")
+            raise TypeError(f"attention: expected none, it is softmax, got {checks.describe(kwargs['attention'])}")
         super().__init__(d_model, num_heads, projection=projection, **kwargs)
-        if not (isinstance(self.projection, Detached) and self.projection.stop_gradient):
-            raise ValueError(f"projection: expected one that stops the gradient, got {_checks.describe(projection)}")
+        if not self.projection.stop_gradient:
+            raise ValueError(f"projection: expected one that stops the gradient, got {checks.describe(projection)}")
 
-    @checked(shapes=False)
     def forward(
         self,
         x: Float[Tensor, "B N d"],
         context: Float[Tensor, "B M d"] | None = None,
+        value: Float[Tensor, "B M d"] | None = None,
         *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
+        attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
         **others: Any,
@@ -60,13 +57,13 @@ class StoppedAttention(MultiheadAttention):
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
         if unknown := others.keys() - PASSED_ON:
             raise TypeError(f"{min(unknown)}: expected some of {', '.join(sorted(PASSED_ON))}, got another argument")
-        plain = context is None and all(value is None or value is False for value in others.values())
+        plain = context is None and value is None and all(x is None or x is False for x in others.values())
         if self.form == "reference" or not plain or (self.training and self.dropout):
             others |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
-            return super().forward(x, context, **others)
-        _checks.sequence("x", x, self.weight_v)
-        mask = _checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
-        v = spread_heads(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
+            return super().forward(x, context, value, **others)
+        checks.sequence("x", x, self.d_model)
+        mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        v = repeat_kv(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
         return self._merge(recomputed_attention(x, v, self._constants(), attn_mask=mask, is_causal=is_causal))
 
     def _constants(self) -> nn.Module:
