@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ortho._checks import checked
 from ortho.adapters.finding import AttentionLayer, attention_layers, owned
 from ortho.adapters.layouts import Layout
 from ortho.adapters.probe import Prober
