@@ -161,7 +161,7 @@ LAYERS = [
     (lambda: layer()(X[:, :0]), r"x: expected shape \(B, N, 8\) with B, N >= 1, got \(2, 0, 8\)"),
     (
         lambda: layer()(torch.nested.nested_tensor([X[0]], layout=torch.jagged)),
-        "x: expected a padded tensor and a key_padding_mask, got a",
+        "x: expected a padded tensor .* and a key_padding_mask, got a",
     ),
     (lambda: layer()(X, X[:1]), r"context: expected batch 2 like x, got shape \(1, 5, 8\)"),
     (lambda: layer()(X, X[:, :2], X), "value: expected the context once more, .* write layer.x. or layer.x, context."),
