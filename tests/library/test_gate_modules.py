@@ -14,11 +14,11 @@ from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
 from ortho.attention.position_bias.forgetting_transformer import ForgetGate
 from ortho.attention.recurrent.delta import Decay
 from ortho.attention.recurrent.gla import ChannelDecay
-from ortho.attention.recurrent.ssd import Rate, Step
+from ortho.attention.recurrent.ssd import Rate, StepSize
 from ortho.gates import ReflectingWriteStrength, WriteStrength
 
-GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, Step]
-RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), Step: (0, torch.inf)}  # the others are at most 0
+GATES = [WriteStrength, ReflectingWriteStrength, Decay, ForgetGate, ChannelDecay, StepSize]
+RANGES = {WriteStrength: (0, 1), ReflectingWriteStrength: (0, 2), StepSize: (0, torch.inf)}  # the others are at most 0
 
 
 def make(kind, d=12, H=3, seed=0, dtype=torch.float64):
@@ -34,7 +34,7 @@ def by_formula(gate, x):
     heads = [x @ gate.weight[j] for j in range(3)]
     if isinstance(gate, Decay):
         heads = [-gate.log_rate[j].exp() * (1 + (z + gate.bias[j]).exp()).log() for j, z in enumerate(heads)]
-    elif isinstance(gate, Step):
+    elif isinstance(gate, StepSize):
         heads = [(1 + (z + gate.bias[j]).exp()).log() for j, z in enumerate(heads)]
     elif isinstance(gate, ForgetGate):
         heads = [logsigmoid(z + gate.bias[j]) for j, z in enumerate(heads)]
@@ -87,7 +87,7 @@ def test_initial_values():
     within 4.42 standard errors, which a right draw exceeds with probability 1e-5 each. Other biases are 0."""
     g = torch.Generator().manual_seed(3)
     decays, steps, rates = (
-        [kind(40, 40, generator=g, dtype=torch.float64) for _ in range(500)] for kind in (Decay, Step, Rate)
+        [kind(40, 40, generator=g, dtype=torch.float64) for _ in range(500)] for kind in (Decay, StepSize, Rate)
     )
     drawn_rates = (torch.cat([gate.log_rate.exp() for gate in gates]) for gates in (decays, rates))
     drawn_steps = (torch.cat([softplus(gate.bias).log10() for gate in gates]) for gates in (decays, steps))
