@@ -66,7 +66,7 @@ def case(
     for name, number in (("seed", seed), ("limit", limit)):
         fitting.not_negative(name, number)
     for name, part in (("rate", rate or 0.0), ("dropout", dropout)):
-        share(name, part)
+        probability(name, part)
     known = arms(H, N)
     chosen, like, width = known[one_of("arm", arm, known)], baseline(H, N), 4 * d
     if one_of("matched", matched, MATCHED) == "flop":
