@@ -240,6 +240,9 @@ class RingCache(KeyValueCache):
         self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
+        if self._made_for[1] == "fast":  # tokens are read by the fused kernel
+            wanted = f"width {k.shape[-1]} like q, for the fused kernel"
+            checks.expect(v.shape[-1] == k.shape[-1], "v", wanted, v.shape[-1])
         held, n = self._keys_values(q, k, v, given), k.shape[-2]
         if n == 1:  # it is stored first: the token that it replaces is out of its reach
             slot = self._slot(self.length)
