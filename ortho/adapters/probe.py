@@ -124,7 +124,7 @@ def _stops(layer: AttentionLayer, module: nn.Module, output: Callable[[], Tensor
     weights = [part for part in layer.parts(module) if part.name == "weight"]
     for part in weights:
         part.owner.register_forward_hook(StopRows(part.runs()))
-    given: dict[str, bool] = {"allow_unused": True, "materialize_grads": True}
+    given: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
     gradients = torch.autograd.grad(output().sum(), [part.value() for part in weights], **given)
     rows = [torch.tensor([row for own in part.rows.values() for row in own]) for part in weights]
     return not any(g.index_select(p.axis, i).any() for g, p, i in zip(gradients, weights, rows, strict=True))
@@ -193,7 +193,7 @@ def _made_up(model: Any) -> Iterable[dict[str, Any]]:
     size, channels = said[0] or said[1] or 32, said[2] or said[3] or 3
     sides = (size, size) if isinstance(size, int) else tuple(size)
     tokens = torch.tensor([[5, 6, 7, 8, 9]] * 2, device=weight.device)
-    made = {"input_ids": tokens, "pixel_values": torch.randn(2, channels, *sides).to(weight)}
+    made: dict[str, Any] = {"input_ids": tokens, "pixel_values": torch.randn(2, channels, *sides).to(weight)}
     made |= {"input_values": torch.randn(2, 2000).to(weight), "use_cache": False}
     if stated(config, "is_encoder_decoder"):
         made["decoder_input_ids"] = tokens

@@ -120,7 +120,7 @@ class Part:
     def parameters(self) -> Sequence[nn.Parameter]:
         """What it is stored in: itself, or its frozen rows and its trained rows."""
         if self.name in frozen_rows(self.owner):
-            return list(self.owner.parametrizations[self.name].parameters())  # type: ignore[index]
+            return list(self.owner.get_submodule(f"parametrizations.{self.name}").parameters())
         return [self.owner._parameters[self.name]]  # type: ignore[list-item]
 
     def runs(self) -> Runs:
@@ -147,7 +147,7 @@ def thaw(module: nn.Module) -> None:
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
         if whole := {name: getattr(owner, name).detach().clone() for name in frozen_rows(owner)}:
-            owner.__class__ = original_class(owner)  # type: ignore[assignment]
+            owner.__class__ = original_class(owner)
             del owner.parametrizations
             for own, value in whole.items():
                 owner.register_parameter(own, nn.Parameter(value))

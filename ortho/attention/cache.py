@@ -73,7 +73,7 @@ class Cache(ABC):
         self.attention, self.length = described(attention, options or {}), 0
         self.capacity = None if capacity is None else checks.positive_int("capacity", capacity)
         self._made_for = (attention if isinstance(attention, str) else None, form, dict(options or {}))
-        self._function = None if isinstance(attention, str) else partial(attention, **(options or {}))
+        self._function: Any = None if isinstance(attention, str) else partial(attention, **(options or {}))
         self._held: tuple[Tensor, ...] = ()
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class StateCache(Cache):
         o, state = self.function(q, k, v, is_causal=True, initial_state=past, return_state=True, **given)
         # The first call's state may be the operands themselves, which the caller may change later.
         self._held = tuple(state) if past else tuple(x.clone() for x in state)
-        return o  # type: ignore[no-any-return]
+        return o
 
 
 class KeyValueCache(Cache):
@@ -191,7 +191,7 @@ class KeyValueCache(Cache):
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         """The outputs of the first tokens."""
-        return self.function(q, repeat_kv(k, _heads(q)), repeat_kv(v, _heads(q)), is_causal=True, scale=scale)  # type: ignore[no-any-return]
+        return self.function(q, repeat_kv(k, _heads(q)), repeat_kv(v, _heads(q)), is_causal=True, scale=scale)
 
     def _keys_values(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The slots of keys and values. Raises for tokens that they would take by broadcasting or casting."""
@@ -233,7 +233,8 @@ class RingCache(KeyValueCache):
     def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
         pattern = pattern_of(MECHANISMS[attention], **(options or {}))
         assert pattern is not None
-        first, ring = pattern.kv_window() or (capacity, 0)
+        remembered: Any = pattern.kv_window() or (capacity, 0)
+        first, ring = remembered
         super().__init__(attention, capacity if first is None or capacity else first + ring, form, options)
         self.slots = min(self.slots, first + ring)
         self.capacity, self._pattern, self._first, self._ring = capacity, pattern, first, ring
@@ -300,7 +301,7 @@ class PartsCache(Cache):
         return self._parts
 
     @property
-    def length(self) -> int:  # type: ignore[override]
+    def length(self) -> int:
         """The number of tokens read. Raises ValueError as `parts` does."""
         return self.parts[0].length
 
@@ -330,11 +331,11 @@ def _shared_attention(
     """
     n, G = q.shape[-2], _heads(keys)
     if _heads(q) == G:
-        return softmax(q, keys, values, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+        return softmax(q, keys, values, attn_mask=mask, scale=scale)
     rows = q.unflatten(-3, (G, -1)).flatten(-3, -2)
     mask = None if mask is None else mask.repeat(rows.shape[-2] // n, 1)
     o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
-    return o.unflatten(-2, (-1, n)).flatten(-4, -3)  # type: ignore[no-any-return]
+    return o.unflatten(-2, (-1, n)).flatten(-4, -3)
 
 
 def _heads(x: Tensor) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ortho._cost import Cost, product, quotient
 from ortho._typing import Size
-from ortho.attention.call import AttentionFunction
+from ortho.attention.call import AttentionFunction as AttentionFunction
 from ortho.checks import FORMS as FORMS
 from ortho.checks import describe, one_of, unknown
 
@@ -122,7 +122,7 @@ class Mechanism:
     fast: AttentionFunction
     family: str = "own"  # the folder of `ortho.attention` that it is in
     source: str = ""
-    cost: Callable[..., Cost] | None = None
+    cost: Any = None  # a closed form, as `closed_form` makes it; None if there is none
     causal: bool = True  # whether is_causal=True is supported
     bidirectional: bool = True  # whether is_causal=False is supported
     exact: bool = False  # whether the result is softmax attention itself, not an approximation or another function
@@ -179,7 +179,7 @@ def check_names(what: str, function: Callable[..., Any], options: Mapping[str, A
     """TypeError for an option that an attention function, which is `what`, does not have."""
     known = options_of(function, gates)
     for name in options if known is not None else ():
-        if name not in known:
+        if known is not None and name not in known:
             wanted = unknown("options", name, known) if known else f"options: expected none, got {name!r}"
             raise TypeError(f"{wanted}, with the attention {what}")
 

@@ -261,7 +261,7 @@ class _Chunks(Function):
             gt, d_kt, d_bt, d_gt = _flat(tile, from_start, d_k, d_beta, d_gamma)
             wt, endt = _flat(tile, within, to_end)
             if ctx.erase:
-                _solve_backward(kt, bt, St, d_ut, d_et, d_vt, *_flat(tile, *solved), wt, gt, d_kt, d_bt, d_gt)
+                _solve_backward(kt, bt, St, d_ut, d_et, d_vt, _flat(tile, *solved), wt, gt, d_kt, d_bt, d_gt)
             else:
                 d_ut.baddbmm_(kt if endt is None else kt * endt, d_St)
                 torch.mul(d_ut, 1 if bt is None else bt, out=d_vt)
@@ -344,10 +344,7 @@ def _solve_backward(
     d_written: Tensor,
     d_errors: Tensor,
     d_v: Tensor,
-    products: Tensor,
-    inverse: Tensor,
-    _erased: Tensor,
-    errors: Tensor,
+    solved: list[Tensor],
     within: Tensor | None,
     from_start: Tensor | None,
     d_k: Tensor | None,
@@ -355,6 +352,7 @@ def _solve_backward(
     d_gamma: Tensor | None,
 ) -> None:
     """Through the system of a tile: fills `d_v` and `d_beta`, adds to `d_k` and `d_gamma`."""
+    products, inverse, _, errors = solved
     torch.bmm(inverse.mT, d_errors, out=d_v)
     d_M = torch.bmm(d_v, errors.mT).neg_()  # so far the gradient of M diag(beta)
     if d_beta is not None:
@@ -417,7 +415,8 @@ def _read_backward(
         torch.bmm((qt if gt is None else qt * gt[:, read]).mT, d_ot, out=d_St)
         if d_qt is None and d_kt is None and d_gt is None:
             continue
-        d_at, by_reading = torch.bmm(d_ot, ut.mT), None
+        d_at = torch.bmm(d_ot, ut.mT)
+        by_reading: Any = None
         if d_qt is not None or d_gt is not None:
             by_reading = torch.bmm(d_ot, St.mT)
             if gt is not None:
@@ -436,7 +435,7 @@ def _read_backward(
             torch.bmm(d_at.mT, qt, out=d_kt)
 
 
-def _future(tokens: int, steps: int, device: torch.device) -> Tensor | None:
+def _future(tokens: int, steps: int, device: torch.device) -> Any:
     """True for keys after a query's own; None if `tril` says the same."""
     if steps == 1:
         return None

@@ -356,7 +356,7 @@ def hybrid(
     """
     K = head_width(d, H)
     call: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    return added(*(COSTS[kind](B, N, d, count, **call, **options) for kind, count, options in split(heads, H)))
+    return added(*(COSTS[str(kind)](B, N, d, count, **call, **options) for kind, count, options in split(heads, H)))
 
 
 def cross_layer(

@@ -145,7 +145,7 @@ def split(heads: Heads, num_heads: int) -> list[tuple[Kind, int, dict[str, Any]]
     Raises TypeError or ValueError, naming the argument, for unknown kinds, for numbers that are not integers of at
     least 0, and for numbers that do not sum to num_heads.
     """
-    found = []
+    found: list[tuple[Kind, int, dict[str, Any]]] = []
     for row in heads.items() if isinstance(heads, Mapping) else heads:
         if not isinstance(row, tuple | list) or not 2 <= len(row) <= 3:
             raise TypeError(f"heads: expected (kind, number) or (kind, number, options), got {checks.describe(row)}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -125,10 +125,10 @@ class MultiheadAttention(nn.Module):
     @property
     def _function(self) -> Callable[..., Any]:
         """What is called with q, k and v."""
-        entry = self._entry
-        if entry is self.attention:
-            return entry  # type: ignore[no-any-return]
-        return entry.reference if self.form == "reference" else entry.fast  # type: ignore[no-any-return]
+        entry: Any = self._entry
+        if entry is not self.attention:
+            entry = entry.reference if self.form == "reference" else entry.fast
+        return cast(Callable[..., Any], entry)
 
     def forward(
         self,

@@ -171,7 +171,7 @@ def _encoder_block(d_model: int, *, reading: Settings, **parts: Any) -> Transfor
     layer, num_heads = own.pop("layer"), own.pop("num_heads")
 
     def made(*sizes: int, **settings: Any) -> nn.Module:
-        return layer(*sizes, **{**settings, **own})  # type: ignore[no-any-return]
+        return layer(*sizes, **{**settings, **own})
 
     return TransformerBlock(d_model, num_heads, layer=made, **parts)
 

@@ -32,7 +32,7 @@ def distance_attention(
         distance = _distance(q_depth[..., s.start : s.stop], k_depth[..., : s.end], call.is_causal)
         return q[..., s.start : s.stop, :] @ call.k[..., : s.end, :].mT - distance.to(q.dtype)
 
-    options = {"is_causal": call.is_causal, "attn_mask": call.attn_mask}
+    options: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": call.attn_mask}
     return attend_in_tiles(scores, call.v, queries=q.shape[-2], tile=tile, **options)
 
 

@@ -57,7 +57,7 @@ def _depths(call: Call, log_forget: Tensor | None) -> tuple[Tensor, Tensor]:
     checks.within("log_forget", "logarithms of forget gates", log_forget, torch.finfo(k.dtype).min / keys, 0.0)
     log_forget = k.new_zeros(k.shape[:-1]) if log_forget is None else log_forget
     if call.attn_mask is not None:
-        seen = call.key_mask if call.is_causal else torch.atleast_2d(call.attn_mask).any(-2)
+        seen: Any = call.key_mask if call.is_causal else torch.atleast_2d(call.attn_mask).any(-2)
         log_forget = log_forget.masked_fill(~seen.expand(*k.shape[:-2], M)[..., call.past :], 0)
     depth = log_forget.double().cumsum(-1)
     if not call.state:

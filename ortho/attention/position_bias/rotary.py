@@ -6,6 +6,8 @@ $p\, \theta_i$, $\theta_i = 10000^{-2i/K}$. Rotating both leaves $q_i^T R_{j-i}\
 is not rotated.
 """
 
+from typing import Any
+
 import torch
 
 from ortho._typing import Float, State, Tensor
@@ -33,7 +35,7 @@ def _attend(attention: AttentionFunction, call: Call, base: float) -> tuple[Floa
     """(o, (keys, values)); the keys of the state have been rotated before."""
     past = (call.k[..., : call.past, :], call.v[..., : call.past, :]) if call.past else None
     q, k = rotated(call.q, call.k[..., call.past :, :], call.past, base)
-    options = {"is_causal": call.is_causal, "attn_mask": call.attn_mask, "scale": call.scale}
+    options: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": call.attn_mask, "scale": call.scale}
     return attention(q, k, call.v[..., call.past :, :], initial_state=past, return_state=True, **options)
 
 

@@ -37,6 +37,8 @@ def by_step(
             wanted = (*first.shape[:-1], more or "more", first.shape[-1])
             got = None if value is None else tuple(value.shape)
             checks.expect(got == wanted, name, f"shape {wanted} beside the other, as many a token", got)
+        assert more_keys is not None
+        assert more_values is not None
         steps += more_keys.shape[-2]
         call.k, call.v = (
             torch.cat([first[..., None, :], later], -2).flatten(-3, -2)

@@ -147,7 +147,7 @@ def pattern_mechanism(name: str, of: type[Pattern], source: str, **defaults: Any
     reference, fast = (
         _over(pattern, of, name, form, defaults) for form in (pattern_attention_reference, pattern_attention)
     )
-    entry = {"name": name, "family": "sparse", "source": source, "positional": True}
+    entry: dict[str, Any] = {"name": name, "family": "sparse", "source": source, "positional": True}
     return PatternMechanism(**entry, reference=reference, fast=fast, cost=cost, pattern=pattern)
 
 

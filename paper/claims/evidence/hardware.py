@@ -165,7 +165,7 @@ def decoded_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     steps = [reader.attend(q[t : t + 1], k[t : t + 1], v[t : t + 1]) for t in range(DECODED)]
     before = [softmax_attention_reference(q[t : t + 1], k[:t], v[:t], scale=1.0) for t in range(1, DECODED)]
     assert isinstance(whole, torch.Tensor)
-    return whole[1:], torch.cat(steps)[1:], torch.cat(before)  # type: ignore[arg-type]
+    return whole[1:], torch.cat(steps)[1:], torch.cat(before)
 
 
 @evidence("S1.3.1b", chapter=SERVING)

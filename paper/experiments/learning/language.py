@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortho.checks import one_of
+from ortho.checks import one_of, probability
 from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
