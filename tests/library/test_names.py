@@ -40,11 +40,9 @@ def test_each_alias_leads_to_a_known_name_and_is_none_itself():
 def test_many_names_are_listed_whole_only_if_none_is_near():
     with pytest.raises(ValueError, match="^attention: expected one of") as near:
         MultiheadAttention(8, 2, attention="rope")
-    wanted = f"one of {len(MECHANISMS)} names (all: list(ortho.MECHANISMS)), or an nn.Module, got 'rope'"
+    wanted = f"one of {len(MECHANISMS)} names (all: list(ortho.MECHANISMS)), got 'rope'"
     assert str(near.value) == f"attention: expected {wanted}; did you mean 'rotary'?"
-    with pytest.raises(
-        ValueError, match="^attention: expected one of 'softmax', .*'sparse-linear', or an nn.Module, got"
-    ):
+    with pytest.raises(ValueError, match="^attention: expected one of 'softmax', .*'sparse-linear', got"):
         LanguageModel(8, 8, 2, 1, max_length=8, attention="zzzz")
     with pytest.raises(
         ValueError, match="^form: expected one of 'reference', 'fast', got 'naive'; did you mean 'refer"

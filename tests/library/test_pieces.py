@@ -31,7 +31,7 @@ TOLERANCE, OF_FEATURES, LOOSE = 1e-12, 1e-11, 1e-7
 
 
 def same(found, expected, m):
-    bound = OF_FEATURES if m.family in ("linear", "selected") else TOLERANCE
+    bound = OF_FEATURES if m.family in ("linear", "dynamic_sparse") else TOLERANCE
     bound = LOOSE if m.signed or m.data_dependent else bound
     torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
 
@@ -213,7 +213,7 @@ def test_second_derivatives(name):
     m = MECHANISMS[name]
     given = [draw(1, 4, width, seed=seed).requires_grad_() for seed, width in enumerate((K, K, K))]
     for causal in ways(m):
-        if not m.data_dependent and m.family != "selected":  # a fit's gradient is no derivative, and choices jump
+        if not m.data_dependent and m.family != "dynamic_sparse":  # a fit's gradient is no derivative, and choices jump
             reference = lambda *x, causal=causal: m.reference(*x, is_causal=causal)  # noqa: E731
             assert torch.autograd.gradgradcheck(reference, given, fast_mode=not WHOLE)
 

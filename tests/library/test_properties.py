@@ -8,8 +8,8 @@ No other file needs to show these for a listed mechanism, in the layer that call
 - gradients agree with finite differences in both forms; float32 is near float64.
 
 Other files test all mechanisms too: pieces, such as chunks and tiles, and second derivatives in `test_pieces.py`; costs
-and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; odd arguments in
-`test_fuzz.py`; compiling in `test_compile.py`.
+and the counted decode step in `test_cost.py`; decoding with a cache in `test_decoding.py`; refusals in
+`test_refusals.py`; compiling in `test_compile.py`.
 """
 
 from functools import partial

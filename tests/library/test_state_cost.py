@@ -1,117 +1,46 @@
-"""Costs of mechanisms with a recurrent state, or with positions: declared equals counted for the functions alone, in
-several chunks or tiles; one more token; by hand; as N grows. `test_cost.py` tests whole layers, in one chunk."""
+"""Costs of mechanisms that compute in pieces: declared equals counted in several of them; formulas, numbers by hand.
+`test_cost.py` tests whole layers, in one piece, and one more token."""
 
 from itertools import product
 
 import pytest
 import sympy as sp
-import torch
-from counted import CALLS, assert_declared, assert_formula
-from extent import WHOLE
+from counted import assert_declared, assert_formula
+from piecewise import K, V, operands, pieces, takes, ways
 
 from ortho import MECHANISMS
-from ortho.attention.position_bias.position_delta import BiasVectors
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.cost import big_o as sym
-from ortho.cost.counting import flops_of
 
-FORMS = ["reference", "fast"]
-RECURRENT = [name for name, m in MECHANISMS.items() if m.family == "recurrent"]
-TTT = [name for name in RECURRENT if name.startswith("ttt")]
-POSITIONS = ["rotary", "alibi", "fox", "path", "position-delta"]
-NAMES = RECURRENT + POSITIONS
-K, V = sp.symbols("K V", positive=True)
-
-
-def pieces(name, form, size):
-    """The argument that says how many tokens are computed together; for test-time training part of the definition."""
-    if name in TTT:
-        return {"batch": size}
-    if form == "reference" or name == "rotary":
-        return {}
-    return {{"alibi": "tile", "fox": "tile", "path": "block", "position-delta": "block"}.get(name, "chunk"): size}
-
-
-def gates(name, B, H, N, K, V, dtype=torch.float32):
-    """What a layer's gates would make, by name; two steps a token."""
-    shapes = {"more_keys": (1, K), "more_values": (1, V)}
-    if name == "delta-product":
-        shapes["beta"] = (2,)
-    if MECHANISMS[name].gates.get("log_decay") is ChannelDecay:
-        shapes["log_decay"] = (K,)
-    if name == "path":
-        shapes["directions"] = (K,)
-    if name == "position-delta":
-        shapes |= dict.fromkeys(("bias_queries", "bias_keys", "directions"), (BiasVectors.width,))
-    wanted = MECHANISMS[name].gates
-    return {g: torch.zeros(B, H, N, *shapes.get(g, ()), dtype=dtype, requires_grad=True) for g in wanted}
-
-
-# (B, N, H, K, V, size of a piece): in several pieces, the last one full and not, in one piece, and for one token.
-SIZES = [(1, 12, 2, 3, 5, 4), (2, 13, 1, 4, 2, 5), (1, 33, 1, 1, 1, 64), (3, 1, 2, 4, 2, 64)]
-SIZES += [(1, 3, 2, 5, 1, 1), (2, 2, 1, 1, 3, 2), (1, 8, 1, 2, 2, 4), (2, 11, 2, 1, 3, 4)] if WHOLE else []
-DTYPES = [torch.bfloat16, torch.float32, torch.float64]  # in turn
+NAMES = [name for name, m in MECHANISMS.items() if takes(m.fast)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("qk_grad", [False, True])
-def test_declared_equals_counted(name, form, qk_grad):
-    m = MECHANISMS[name]
-    for number, (((B, N, H, K, V, size), causal)) in enumerate(product(SIZES, (False, True))):
-        dtype = DTYPES[number % 2]
-        if not (causal or m.bidirectional):
-            continue
-        V = K if name == "rotary" else V
-        q, k, v = (torch.zeros(B, H, N, w, dtype=dtype) for w in (K, K, V))
-        given, kwargs = gates(name, B, H, N, K, V, dtype), pieces(name, form, size)
-        for x in (q, k, v) if qk_grad else (v,):
-            x.requires_grad_()
-        options = {"form": form, "causal": causal, "qk_grad": qk_grad, "itemsize": dtype.itemsize}
-        declared = m.cost(B, N, H, K, V, **options, **kwargs)
-        assert_declared(declared, m.form(form), q, k, v, is_causal=causal, **given, **kwargs)
+def test_declared_equals_counted(name, qk_grad):
+    """The last piece is full or not."""
+    m, (B, H) = MECHANISMS[name], (2, 3)
+    sizes = pieces(m.fast, 4)
+    of_gates = {"bias_width": 2} if name == "position-delta" else {}
+    for N, causal in product((12, 13), ways(m)):
+        given = {x: y.requires_grad_(qk_grad or x not in "qk") for x, y in operands(m, B, H, length=N).items()}
+        q, k, v = (given.pop(x) for x in "qkv")
+        declared = m.cost(B, N, H, K, V, causal=causal, qk_grad=qk_grad, itemsize=8, **sizes, **of_gates)
+        assert_declared(declared, m.fast, q, k, v, is_causal=causal, **given, **sizes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("form", "dtype"), [("reference", torch.bfloat16), ("fast", torch.float32)])
-def test_decode(name, form, dtype):
-    """One more token after a state: its FLOPs, and the bytes of the state with it; also in a new mini-batch."""
-    (B, H, K, V), kwargs, state = (2, 3, 4, 4 if name == "rotary" else 5), pieces(name, form, 3), None
-    for N in range(1, 8):
-        q, k, v = (torch.zeros(B, H, 1, w, dtype=dtype) for w in (K, K, V))
-        rest = gates(name, B, H, 1, K, V, dtype) | {"is_causal": True, "initial_state": state} | kwargs
-        flops = flops_of(MECHANISMS[name].form(form), q, k, v, **rest)
-        _, state = MECHANISMS[name].form(form)(q, k, v, **rest, return_state=True)
-        declared = MECHANISMS[name].cost(B, N, H, K, V, form=form, causal=True, itemsize=dtype.itemsize, **kwargs)
-        assert (flops, sum(x.nbytes for x in state)) == (declared.decode, declared.state_bytes), N
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].family == "recurrent"])
+@pytest.mark.parametrize("form", ["reference", "fast"])
 def test_formulas_equal_numbers(name, form):
     """A symbolic closed form with the sizes substituted equals the closed form called with them, if N is a multiple of
-    a piece. With a recurrent state every part is linear in N, and the cost of one more token does not depend on N."""
-    m = MECHANISMS[name]
-    values = {sym.B: 2, sym.N: 48, sym.H: 3, K: 10, V: 10 if name == "rotary" else 7}
-    symbols = (sym.B, sym.N, sym.H, K, K if name == "rotary" else V)
-    for causal, qk_grad in product((False, True)[1 - m.bidirectional :], (False, True)):
-        kwargs = {"form": form, "causal": causal, "qk_grad": qk_grad, "itemsize": 2, **pieces(name, form, 16)}
-        formula, numbers = m.cost(*symbols, **kwargs), m.cost(*(values[s] for s in symbols), **kwargs)
-        assert_formula(formula, numbers, values)
-        if name in RECURRENT:
-            found = [getattr(formula, part) for part in CALLS]
-            assert all(sym.order(one, sym.N) == {sym.N} for one in found if one != 0)  # sums have no backward pass
-            assert sym.order(formula.decode, sym.N) == sym.order(formula.state_bytes, sym.N) == {sp.Integer(1)}
-
-
-@pytest.mark.parametrize("name", POSITIONS[1:])
-def test_growth_of_softmax_attention_with_positions(name):
-    """Work is quadratic in N."""
-    sizes = (sym.B, sym.N, sym.H, K, V)
-    fast, reference = (MECHANISMS[name].cost(*sizes, form=form, causal=True) for form in ("fast", "reference"))
-    for part in CALLS:
-        assert sym.order(getattr(fast, part), sym.N) == sym.order(getattr(reference, part), sym.N) == {sym.N**2}
+    a piece. One more token costs the same after any number of tokens."""
+    m, (K, V) = MECHANISMS[name], sp.symbols("K V", positive=True)
+    values = {sym.B: 2, sym.N: 48, sym.H: 3, K: 10, V: 7}
+    for causal in ways(m):
+        kwargs = {"form": form, "causal": causal, "itemsize": 2, **pieces(m.form(form), 16)}
+        formula = m.cost(*values, **kwargs)
+        assert_formula(formula, m.cost(*values.values(), **kwargs), values)
+        assert sym.order(formula.decode, sym.N) == sym.order(formula.state_bytes, sym.N) == {sp.Integer(1)}
 
 
 def test_delta_by_hand():
@@ -133,12 +62,6 @@ def test_channel_decays_by_hand():
     read = 2 * K * (C + 1) + 2 * V * C
     assert kda(1, 2 * C, 1, K, V, causal=True).forward == 2 * C * (read + (K + V) * C + 6 * K * V)
     assert gla(1, 2 * C, 1, K, V).forward == 2 * C * 4 * K * V
-
-
-def test_two_steps_write_twice_and_read_once():
-    """They are compared at the same chunk; what is left is the triangular part."""
-    one, two = (MECHANISMS[n].cost(1, 4096, 1, 64, 64, causal=True).forward for n in ("delta", "delta-product"))
-    assert 1.5 < two / one < 2
 
 
 def test_positions_by_hand():

@@ -5,8 +5,6 @@ import torch
 from recurrent_operands import arguments, call, close
 from seeded import draw
 
-from ortho import MECHANISMS
-from ortho.attention import FORMS
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.attention.scores import unit
 
@@ -102,29 +100,3 @@ def test_decays_are_a_scale_of_values(attend, constant):
     scale = given.pop("log_decay").cumsum(-1).exp()[..., None]
     plain, plain_S = call(attend, given | {"v": given["v"] / scale}, is_causal=True)
     close([o, S], [plain * scale, plain_S * scale[:, -1:]])
-
-
-@pytest.mark.parametrize("name", ["softmax", "flash", "linear", "delta", "gla", "ssd", "kda", "efficient-causal"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_state_that_is_not_finite_is_refused(name, form):
-    attend = MECHANISMS[name].form(form)
-    q, k, v = (draw(2, 6, 4, seed=i) for i in range(3))
-    state = attend(q, k, v, is_causal=True, return_state=True)[1]
-    for part in range(len(state)):
-        if state[part].is_floating_point():
-            broken = tuple(x * float("nan") if i == part else x for i, x in enumerate(state))
-            with pytest.raises(ValueError, match=r"^initial_state: expected finite numbers"):
-                attend(q, k, v, is_causal=True, initial_state=broken)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["softmax", "linear", "delta", "fox", "importance"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_state_on_another_device_is_refused(name, form):
-    attend = MECHANISMS[name].form(form)
-    q, k, v = (draw(2, 6, 4, seed=i) for i in range(3))
-    own = {gate: k.new_zeros(2, 6) for gate in MECHANISMS[name].gates}
-    state = attend(q, k, v, is_causal=True, return_state=True, **own)[1]
-    moved = (*state[:-1], state[-1].to("meta"))
-    with pytest.raises(TypeError, match="^initial_state: expected tensors on cpu like k, got one on meta"):
-        attend(q, k, v, is_causal=True, initial_state=moved, **own)

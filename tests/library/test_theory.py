@@ -1,7 +1,4 @@
-"""An estimate is a mean and its standard error, normal at the rate that SIGMAS states; what `ortho.theory` refuses.
-
-The limits here are of one function each. `test_fuzz.py` tries sizes below 1, unknown names and the like with all.
-"""
+"""An estimate is a mean and its standard error, normal at the rate that SIGMAS states; what `ortho.theory` refuses."""
 
 from math import inf
 
@@ -15,7 +12,7 @@ from ortho.attention.linear.feature_maps import CosFormer
 from ortho.theory import associativity, kernels, retrieval, transitions, unbiasedness, variance
 from ortho.theory import johnson_lindenstrauss as jl
 from ortho.theory.estimates import SIGMAS, Estimate, estimate
-from ortho.theory.reachability import layers_to_reach, reached
+from ortho.theory.reachability import reached
 
 
 def test_an_estimate_by_hand():
@@ -35,11 +32,9 @@ def test_the_error_rate_of_an_estimate():
 
 
 POINTS = torch.ones(2, 4)
-MASK = torch.ones(3, 3, dtype=torch.bool)
 STEEP = variance.dense.isotropic(torch.tensor(0.2).double(), 2)
 REFUSED = [
     (lambda: estimate(torch.ones(1)), r"samples: .*count of at least 2, got \(1,\)"),
-    (lambda: estimate(torch.tensor([1.0, torch.nan])), "samples: .*got 1 NaN or infinite of 2"),
     (lambda: associativity.product(((1, 2, 3), (4, 5, 6)), ((1,), (2,))), r"got \(2, 3\) and \(2, 1\)"),
     (lambda: associativity.product((), ((1,),)), r"a, b: expected shapes .* got \(0, 0\) and \(1, 1\)"),
     (lambda: associativity.rounding_bound(POINTS[:, :1].bfloat16(), torch.ones(1, 299).bfloat16(),
@@ -47,7 +42,7 @@ REFUSED = [
     (lambda: unbiasedness.sign_rows(4, 6), "K: expected a power of two, got 6"),
     (lambda: unbiasedness.structured_fourth_moment(torch.ones(3)), "z: expected a power of two as its length, got 3"),
     (lambda: unbiasedness.structured_mean(torch.ones(9)), "z: expected 1 to 8 entries, got 9"),
-    (lambda: variance.moment("rff", 1.0, a=-0.1), "a: expected 0 for trigonometric features, got -0.1"),
+    (lambda: variance.moment("rff", 1.0, a=-0.1), "a: expected 0 for rff features, got -0.1"),
     (lambda: variance.moment("positive", -1.0), "square: expected a number of at least 0, got -1.0"),
     (lambda: variance.log_moment(1.0, 4, 0.125), r"a: expected a number below 1/8, got 0.125"),
     (lambda: variance.squared_error_bound(1.0, 5, 4), "m: expected at most K = 4, got 5"),
@@ -61,7 +56,6 @@ REFUSED = [
     (lambda: jl.share_law("haar", 8, 8), "k: expected less than d = 8 .*got 8"),
     (lambda: jl.share_law("haar", 8, 9), "k: expected at most d = 8, got 9"),
     (lambda: jl.least_dimension(9, 8, 0.5, failure=0.0), "failure: expected a probability above 0, got 0.0"),
-    (lambda: jl.distortion(torch.eye(3), torch.ones(2, 4)), r"images: .* n = 3 like points, got \(2, 4\)"),
     (lambda: jl.distortion(POINTS, POINTS), "points: expected no two equal points"),
     (lambda: jl.product_moments("haar", 8, 4, 1.5, tied=True), "cosine: expected .*got 1.5"),
     (lambda: jl.sample_products("haar", 1, 1, 1.0, 2, tied=True), "d: expected .* at least 2, got 1"),
@@ -76,8 +70,6 @@ REFUSED = [
     (lambda: kernels.least_error(0, 1), "distance: expected an integer of at least 1, got 0"),
     (lambda: kernels.copying(9, 8, 8), "distance: expected 1 to 7 with 8 features, got 8"),
     (lambda: reached(), "masks: expected one or more, got none"),
-    (lambda: reached(MASK, torch.ones(4, 4, dtype=torch.bool)), r"masks: expected shape .* N = 3 .*got \(4, 4\)"),
-    (lambda: layers_to_reach(MASK[:2]), "mask: expected shape"),
     (lambda: retrieval.found_chance(3, 9, 8), "K: expected at most d = 8, got 9"),
     (lambda: retrieval.found_chance(3, 4, 8, cosine=1.5), r"cosine: expected a number in \[-1, 1\], got 1.5"),
     (lambda: retrieval.found_chance(3, 4, 8, draw="gaussian", cosine=0.5), "cosine: expected 1 for a gaussian"),

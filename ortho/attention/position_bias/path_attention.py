@@ -259,10 +259,12 @@ def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
     C, T = equal_tiles(call.N, block)
     n, grad = call.sizes[0] * T, max(bias, call.reach)
     products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them for the triangular system
+    # Of a block alone only the scores are read; nothing moves across the first of two blocks, or the last one.
+    unread = n * (int(T in (1, 2)) * 2 * C * D * (C + D) + int(T == 1) * 6 * C * C * D)
     blocks = Cost(
         forward=products,
-        # Twice each product, except the system, which takes another system and a product
-        backward=2 * products + n * C**3 - (1 - grad) * 8 * n * C * C * D,
+        # Twice each product that is read, except the system, which takes another system and a product
+        backward=2 * (products - unread) + n * C**3 - (1 - grad) * 8 * n * C * C * D,
     )
     return blocks + _tiles(call, D, bias, C, T)
 
