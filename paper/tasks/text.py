@@ -6,6 +6,7 @@ The text is the sources of the Python standard library, which need no download.
 import hashlib
 import os
 import sysconfig
+from collections.abc import Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -77,13 +78,21 @@ def language_modelling(name: str, title: str, parts: Parts, length: int = 128) -
     )
 
 
-def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
-    """The Python files in `folder`, by default the running Python's standard library, split by content.
+def by_content(contents: Iterable[bytes]) -> Parts:
+    """Files in the order of their sha256, each distinct content once: the first 90 % of the hashes to train on, and two
+    times 5 % after them. So a file that two versions of a text share is in the same part of both."""
+    parts: list[list[bytes]] = [[], [], []]
+    for digest, content in sorted({hashlib.sha256(content).hexdigest(): content for content in contents}.items()):
+        place = (100 * int(digest[:8], 16)) >> 32  # 0 to 99
+        parts[(place >= TRAIN) + (place >= TRAIN + VALIDATION)].append(content)
+    return Parts(*map(b"".join, parts))
 
-    Files with the same content count once. The sha256 of a file says in which part it is, and where in it, so that a
-    file that two versions of Python share is in the same part of both. `LEFT_OUT` and `BUILT` list what is left out,
-    with the reasons; symbolic links and files that cannot be read are left out, too. The text is that of one version of
-    Python: `Parts.facts` tells texts apart.
+
+def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
+    """The Python files in `folder`, by default the running Python's standard library, split by content (`by_content`).
+
+    `LEFT_OUT` and `BUILT` list what is left out, with the reasons; symbolic links and files that cannot be read are
+    left out, too. The text is that of one version of Python: `Parts.facts` tells texts apart.
 
     Raises FileNotFoundError if there is no Python file.
     """
@@ -92,17 +101,13 @@ def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
 
 @cache
 def _python_parts(folder: Path) -> Parts:
-    files = {hashlib.sha256(content).hexdigest(): content for content in map(_content, _sources(folder))}
-    if not any(files.values()):
+    parts = by_content(map(_content, _sources(folder)))
+    if not any(parts):
         raise FileNotFoundError(
             f"folder: expected Python files, got {str(folder)!r}, which has none. A Python that is installed without "
             "its sources needs the folder Lib of its source distribution."
         )
-    parts: list[list[bytes]] = [[], [], []]
-    for digest, content in sorted(files.items()):
-        place = (100 * int(digest[:8], 16)) >> 32  # 0 to 99
-        parts[(place >= TRAIN) + (place >= TRAIN + VALIDATION)].append(content)
-    return Parts(*map(b"".join, parts))
+    return parts
 
 
 def _sources(folder: Path) -> list[Path]:

@@ -3,11 +3,11 @@
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import Rectangle
+from seeded import generator
 
 from ortho import InductionHeads
 from paper.schematics.heads import heads_of_several_kinds, induction_pairs
 from paper.schematics.tiles import attention_by_tiles, tile_states
-from tests.seeded import generator
 
 
 def test_induction_pairs():

@@ -8,7 +8,7 @@ that budget (warm-up, stable, decay: Hu et al. 2024, arXiv:2404.06395; as good a
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,16 @@ def fit(
     draws: Mapping[str, torch.Generator],
     examined: Callable[[nn.Module], dict[str, Any]],
     *,
+    looks: Collection[int] = (),
+    looked: Callable[[nn.Module], dict[str, Any]] | None = None,
     checkpoint: Path | None = None,
 ) -> dict[str, Any]:
     """Train a model up to the budget of its case; returns `fitting.facts`, with a look for each budget. A look is what
     `examined` returns for the copy, with its `budget`, its number of steps, `step`, and `step_s`, the processor time of
     a step in seconds.
+
+    With `looked` the facts have `looks`, too: what it returns, and `step`, for the model that has not been cooled,
+    after each of the steps `looks` that come before the last copy is taken.
 
     A run that was killed goes on from its `checkpoint`; the work of a copy that was not yet tested is lost. Raises
     AssertionError if the last copy's fast form does not compute what its definition does.
@@ -80,7 +85,11 @@ def fit(
         "precision": fitting.PRECISION[case["device"]],
     }
 
-    def watch(step: int) -> dict[str, Any]:
+    def watch(step: int) -> list[dict[str, Any]]:
+        found = [{"step": step} | looked(model)] if looked is not None and step in looks else []
+        return [*found, cooled(step)] if step in branches else found
+
+    def cooled(step: int) -> dict[str, Any]:
         budget = branches[step]
         last = steps(case, budget)[1]
         own = torch.Generator().manual_seed(0)
@@ -103,10 +112,12 @@ def fit(
             task.train,
             Stable(max(branches), case["rate"], case["B"], **kind),
             draws["training"],
-            at=list(branches),
+            at=sorted({*branches, *looks}),
             watch=watch,
             checkpoint=checkpoint,
             identity=records.key(case),
         )
         trunk.run()
-    return fitting.facts(trunk)
+    found = [look for at_step in trunk.watched for look in at_step]
+    facts = fitting.facts(trunk) | {"validation": [look for look in found if "budget" in look]}
+    return facts if looked is None else facts | {"looks": [look for look in found if "budget" not in look]}

@@ -10,26 +10,18 @@ The runs are those of the ladder, seed by seed: the same data, draws, schedule a
 while it trains, at a fixed schedule (`LOOKS`).
 """
 
-import copy
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from ortho.checks import one_of
-from paper.experiments.engine import records
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import budgets, fitting, ladder
-from paper.experiments.learning.budgets import Cooling, Stable
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, Arm
 from paper.tasks import text, wheels
-from paper.tasks.task import Task
-from paper.training import Trainer
 
+VERSION = 1  # to be raised when the meaning of the runs' results changes
 TEXTS = {"python": text.python_parts, "wheels": wheels.wheels_parts}
 SIZES = {**ladder.SIZES["python"], **ladder.MODEL, "base": ladder.BASE}
 LARGER = {"d": 128, "L": 4}
@@ -112,89 +104,18 @@ def cases(device: str) -> list[Case]:
 
 
 def smoke_case(case: Case) -> Case:
-    """The case at the least budget, with few windows."""
-    return ladder.smoke_case(case)
+    """The case at twice the least budget, with a look on the way and few windows, for golden runs."""
+    return ladder.smoke_case(case) | {"budget": 2}
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train one model up to its budget, look at it on the way, and test it at each budget; a run that was killed goes
-    on from its `checkpoint`.
+    """Train one model up to its budget, look at it on the way, and test it at each budget, as the ladder does; a run
+    that was killed goes on from its `checkpoint`.
 
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
-    seeds = fitting.paired_seeds(f"{case['arm']}, {case['convolution']}", "ladder", case["text"], case["seed"])
-    draws = fitting.generators(seeds)
-    parts = TEXTS[case["text"]]()
-    task = text.language_modelling(case["text"], "the next byte", parts, case["N"])
-    model = VARIANTS[case["arm"]].build(case, draws["weights"]).to(case["device"])
-    learnt = _fit(model, task, case, draws, checkpoint)
-    tested = [look for look in learnt["validation"] if "budget" in look]
-    on_the_way = [look for look in learnt["validation"] if "budget" not in look]
-    repetitions = {
-        f"{look['budget']} x": {f"{part}_bits": look["blocks"][part] for part in look["blocks"]} for look in tested
-    }
-    kept = [{name: value for name, value in look.items() if name != "blocks"} for look in tested]
-    facts = {**learnt, "validation": kept, "looks": on_the_way, "text": parts.facts()}
-    return {"seeds": seeds, "repetitions": repetitions, "facts": facts}
-
-
-def _fit(
-    model: nn.Module, task: Task, case: Case, draws: Mapping[str, torch.Generator], checkpoint: Path | None
-) -> dict[str, Any]:
-    """As `budgets.fit`; the trained model is also looked at after each of `LOOKS`, without cooling."""
-    branches = {budgets.steps(case, 2**i)[0]: 2**i for i in range(case["budget"].bit_length())}
-    longest = max(branches)
-    looks = {case["base"] * times for times in LOOKS if case["base"] * times <= longest}
-    kind: dict[str, Any] = {
-        "weight_decay": fitting.WEIGHT_DECAY,
-        "smoothing": 0.0,
-        "precision": fitting.PRECISION[case["device"]],
-    }
-
-    def watch(step: int) -> list[dict[str, Any]]:
-        found = [_looked(model, task, case, step)] if step in looks else []
-        return [*found, cooled(step)] if step in branches else found
-
-    def cooled(step: int) -> dict[str, Any]:
-        budget = branches[step]
-        last = budgets.steps(case, budget)[1]
-        own = torch.Generator().manual_seed(0)
-        own.set_state(trunk.generator.get_state())  # the batches that come next
-        branch = Trainer(copy.deepcopy(model), task.train, Cooling(last, case["rate"], case["B"], **kind), own)
-        branch.optimiser.load_state_dict(trunk.optimiser.state_dict())
-        began = time.process_time()
-        branch.run()
-        seconds = (time.process_time() - began) / last
-        if budget == case["budget"]:
-            fitting.check_forms(branch.model, task, draws["checks"])
-        found = {"budget": budget, "step": step + last, "step_s": round(seconds, 6)}
-        return found | ladder._examined(branch.model, task, case)
-
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(draws["dropout"].initial_seed())
-        trunk = Trainer(
-            model,
-            task.train,
-            Stable(longest, case["rate"], case["B"], **kind),
-            draws["training"],
-            at=sorted({*branches, *looks}),
-            watch=watch,
-            checkpoint=checkpoint,
-            identity=records.key(case),
-        )
-        trunk.run()
-    facts = fitting.facts(trunk)
-    return facts | {"validation": [look for found in trunk.watched for look in found]}
-
-
-@torch.no_grad()
-def _looked(model: nn.Module, task: Task, case: Case, step: int) -> dict[str, Any]:
-    """Bits a byte of a model in training on the validation part, in all and by what a byte repeats."""
-    windows = ladder._drawn(task.validation, case["validated"])
-    bits = ladder._bits(model, windows, case["device"])
-    found = ladder._by_repeats(bits, windows)
-    return {"step": step, "bits": round(float(bits.mean()), 5), "repeats_bits": found["repeats_bits"]}
+    looks = [case["base"] * times for times in LOOKS]
+    return ladder.run_of(case, VARIANTS[case["arm"]], TEXTS[case["text"]](), looks=looks, checkpoint=checkpoint)
 
 
 def work(case: Case) -> float:

@@ -11,7 +11,7 @@ of two apart, and at `LONG` from the best of these and its half. The longest run
 arms, and 'ladder-large' larger models.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -25,7 +25,7 @@ from ortho.checks import one_of, positive_int, probability
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import budgets, fitting, ladder_analysis, rates
 from paper.experiments.learning.budgets import COOLING, WARM_UP
-from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, Arm
 from paper.experiments.learning.rates import TUNING
 from paper.tasks import novels, text
 from paper.tasks.counting import repeats
@@ -219,22 +219,41 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
 
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
+    return run_of(case, ARMS[case["arm"]], TEXTS[case["text"]](), checkpoint=checkpoint)
+
+
+def run_of(
+    case: Case, arm: Arm, parts: Parts, *, looks: Collection[int] = (), checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """As `run`, of any arm on any text; the facts have what `_looked` finds after each of the steps `looks`, if any."""
     seeds = fitting.paired_seeds(f"{case['arm']}, {case['convolution']}", "ladder", case["text"], case["seed"])
     draws = fitting.generators(seeds)
-    parts = TEXTS[case["text"]]()
     task = text.language_modelling(case["text"], "the next byte", parts, case["N"])
-    model = ARMS[case["arm"]].build(case, draws["weights"]).to(case["device"])
+    model = arm.build(case, draws["weights"]).to(case["device"])
 
     def examined(copied: nn.Module) -> dict[str, Any]:
         return _examined(copied, task, case)
 
-    learnt = budgets.fit(model, task, case, draws, examined, checkpoint=checkpoint)
-    looks = learnt["validation"]
+    def looked(trained: nn.Module) -> dict[str, Any]:
+        return _looked(trained, task, case)
+
+    learnt = budgets.fit(
+        model, task, case, draws, examined, looks=looks, looked=looked if looks else None, checkpoint=checkpoint
+    )
+    tested = learnt["validation"]
     repetitions = {
-        f"{look['budget']} x": {f"{part}_bits": look["blocks"][part] for part in look["blocks"]} for look in looks
+        f"{look['budget']} x": {f"{part}_bits": look["blocks"][part] for part in look["blocks"]} for look in tested
     }
-    kept = [{name: value for name, value in look.items() if name != "blocks"} for look in looks]
+    kept = [{name: value for name, value in look.items() if name != "blocks"} for look in tested]
     return {"seeds": seeds, "repetitions": repetitions, "facts": {**learnt, "validation": kept, "text": parts.facts()}}
+
+
+@torch.no_grad()
+def _looked(model: nn.Module, task: Task, case: Case) -> dict[str, Any]:
+    """Bits a byte of a model in training on the validation part, in all and by what a byte repeats."""
+    windows = _drawn(task.validation, case["validated"])
+    bits = _bits(model, windows, case["device"])
+    return {"bits": round(float(bits.mean()), 5), "repeats_bits": _by_repeats(bits, windows)["repeats_bits"]}
 
 
 @torch.no_grad()
