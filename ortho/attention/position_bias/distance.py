@@ -6,6 +6,8 @@ depths could be one more channel of a fused kernel. But at a depth of 4096 that 
 float32, and none in half precision. So depths are float64 here, and are subtracted from each other first.
 """
 
+from typing import Any
+
 from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call
