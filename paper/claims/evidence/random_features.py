@@ -226,7 +226,7 @@ def _kept() -> sympy.Expr:
         attend = partial(linear_attention, feature_map=PositiveFeatures(m=features))
         return of(attend, q, k, v).saved_bytes
 
-    return memory.data_dependent(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H) / 4
+    return memory.fitted(count, N * d, H * N, H * N * m, m * d, m * H, m * d / H) / 4
 
 
 @evidence("S2.2.2c", chapter=CHAPTER)
