@@ -78,7 +78,7 @@ def elementwise(call: Callable[..., Any], *inputs: Any, **kwargs: Any) -> tuple[
 
 def formulas(build: Callable[..., nn.Module], *terms: Any) -> tuple[Any, Any]:
     """The formulas of the scalar operations of `build(N, d, H, m)` on x (1, N, d), forward and backward, see
-    `paper.memory.data_dependent`."""
+    `paper.memory.fitted`."""
 
     def count(way: int, *sizes: int) -> int:
         x = torch.zeros(1, *sizes[:2], requires_grad=True)

@@ -66,12 +66,13 @@ def space(claimed: str, pairs: str, than: str) -> Finding:
 
 
 def saved() -> Any:
-    """Numbers that the form in parts, which stores no weights, keeps for the backward pass."""
+    """Numbers that the form in parts, which stores no weights, keeps for the backward pass, its output included. That
+    and the logarithms have one more row each, for places without a token."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, _: int) -> Any:
         return pattern_attention(q, k, v, pattern=Window(REACH), is_causal=True)
 
-    return memory.kept_by_call(call, N * d, N)
+    return memory.kept_by_call(call, N * d, N, d, sympy.Integer(1))
 
 
 def either_space(claimed: str, pairs: str, than: str) -> dict[str, Finding]:
