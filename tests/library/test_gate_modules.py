@@ -148,13 +148,6 @@ def test_every_gate_is_named():
         assert mechanism.query_gates <= set(mechanism.gates)
 
 
-@pytest.mark.parametrize("attention", ["fox", "path", "position-delta"])
-@pytest.mark.parametrize("keys", [9, 5])
-def test_no_context_where_queries_are_among_the_keys(attention, keys):
-    with pytest.raises(ValueError, match=f"^context: expected None with '{attention}', in which each query is one of"):
-        layer(attention)(draw(2, 5, 12), draw(2, keys, 12, seed=1))
-
-
 @pytest.mark.parametrize("attention", ["favor++", "saderf", "aderf", "sderf", "routing"])
 @pytest.mark.parametrize("form", ["reference", "fast"])
 def test_attention_to_a_context_of_equal_length(attention, form):
@@ -210,10 +203,6 @@ def test_gates_beside_a_module():
 
 @pytest.mark.bad_input
 def test_errors():
-    with pytest.raises(ValueError, match=r"^gates: expected a part of \['log_decay'\] with 'gla', got 'beta'"):
-        MultiheadAttention(12, 3, attention="gla", gates={"beta": WriteStrength})
-    with pytest.raises(ValueError, match=r"^gates: expected a part of \[\] with 'softmax', got 'beta'"):
-        MultiheadAttention(12, 3, gates={"beta": WriteStrength})
     # The function that takes a gate refuses one of another shape than its argument's.
     wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
     refuses(r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)", wide, torch.ones(1, 2, 12))
