@@ -173,7 +173,7 @@ def test_gradients_by_finite_differences(form, projection, attention):
     x = inputs((2, 5, (4, 2)), 0)[0].requires_grad_()
     layer = pair(projection, attention, 4, 2, 0)[form == "fast"]
     if MECHANISMS[attention].data_dependent:
-        return  # its gradient leaves out the fit, and is not the derivative; test_factored.py holds the fit still
+        return  # its gradient leaves out the fit, and is not the derivative; test_pieces.py holds the fit still
     if projection.endswith("stopped"):  # its gradient is by design not the derivative: hold q and k where they are
         q, k = layer.projection(x)
         layer.projection.forward = lambda x, context: (q, k)
