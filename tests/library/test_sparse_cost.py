@@ -183,5 +183,5 @@ def test_products_by_hand():
 
 @pytest.mark.bad_input
 def test_a_pattern_without_a_closed_form_takes_no_symbols():
-    with pytest.raises(ValueError, match=r"N: expected an integer, as Parity\(\) has no closed form of its work, got N"):
+    with pytest.raises(ValueError, match=r"N: expected an integer, as Parity\(\) has no closed form .*, got N"):
         TESTED["several tilings"].cost(1, sym.N, 1, 4, 4)
