@@ -237,7 +237,7 @@ def step_flop(case: Mapping[str, Any]) -> int:
     """FLOPs of the matrix products of a case's training step, by closed forms; the convolution has none."""
     own: dict[str, Any] = {"layer": layer_cost, "arm": case["arm"]}
     if case["convolution"]:
-        own |= {"layer": convolved_layer, "of": layer_cost, "width": case["convolution"]}
+        own |= {"layer": convolved_layer, "of": layer_cost, "kernel_size": case["convolution"]}
     sizes = (case["B"], case["N"], case["d"], case["H"], case["L"])
     return int(model_cost(*sizes, vocab_size=VOCAB_SIZE, max_length=None, d_ff=case["d_ff"], **own).step)
 

@@ -96,7 +96,7 @@ class Arm:
         if len(self.heads) > 1:
             layer = {"layer": HybridAttention, "heads": [(KINDS[kind], count) for kind, count in self.heads]}
         if case["convolution"]:
-            layer = {**layer, "layer": ConvolvedAttention, "of": layer["layer"], "width": case["convolution"]}
+            layer = {**layer, "layer": ConvolvedAttention, "of": layer["layer"], "kernel_size": case["convolution"]}
         sizes = (VOCAB_SIZE, case["d"], self.num_heads, case["L"])
         model = NgramModel if "n-gram" in dict(self.heads) else LanguageModel
         return model(*sizes, max_length=None, d_ff=case["d_ff"], generator=generator, **layer)
