@@ -248,7 +248,8 @@ def multiplied_mask() -> Finding:
 
 @evidence("S3.1f", chapter=CHAPTER)
 def stored_matrix() -> Finding:
-    pairs, widest = hardware.TOKENS**2, hardware.TOKENS * hardware.WIDTH
+    # A column of ones beside the values, whose sums divide the rows, makes the widest tensor.
+    pairs, widest = hardware.TOKENS**2, hardware.TOKENS * (hardware.WIDTH + 1)
     linear = hardware.largest_tensor(MECHANISMS["linear"].fast)
     parts = {
         "softmax attention must compute a score of each pair": growth("N^2*d", SOFTMAX.forward),
