@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortho.checks import one_of, probability
+from ortho.checks import expect, one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
@@ -66,7 +66,7 @@ def case(
     for name, number in (("seed", seed), ("limit", limit)):
         fitting.not_negative(name, number)
     for name, part in (("rate", rate or 0.0), ("dropout", dropout)):
-        probability(name, part)
+        expect(0 <= part < 1, name, "a number of at least 0 and below 1", part)
     known = arms(H, N)
     chosen, like, width = known[one_of("arm", arm, known)], baseline(H, N), 4 * d
     if one_of("matched", matched, MATCHED) == "flop":
