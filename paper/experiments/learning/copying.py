@@ -19,10 +19,10 @@ from ortho.checks import one_of
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import budgets, fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, Arm
-from paper.tasks import text, wheels
+from paper.tasks import wheels
 
 VERSION = 1  # to be raised when the meaning of the runs' results changes
-TEXTS = {"python": text.python_parts, "wheels": wheels.wheels_parts}
+TEXTS = {"python": ladder.TEXTS["python"], "wheels": wheels.wheels_parts}
 SIZES = {**ladder.SIZES["python"], **ladder.MODEL, "base": ladder.BASE}
 LARGER = {"d": 128, "L": 4}
 # The trained model is looked at after each of these multiples of the least budget's steps, 24 times from 4 on.
