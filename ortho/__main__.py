@@ -45,7 +45,7 @@ def _mechanisms(as_json: bool) -> None:
     if as_json:
         places = ("reference", "fast", "cost")
         plain = ["name", "family", "source", "causal", "bidirectional", "exact", "positional", "signed"]
-        plain += ["data_dependent", "self_attention_only", "has_weights", "same_tokens"]
+        plain += ["data_dependent", "self_attention_only", "has_weights", "same_tokens", "option_names"]
         entries = [
             {name: getattr(m, name) for name in plain}
             | {name: _place(getattr(m, name)) for name in places}
