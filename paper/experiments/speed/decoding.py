@@ -162,8 +162,10 @@ def _read(case: Case, name: str, N: int, more: int) -> tuple[Cache, list[dict[st
 
 
 def _tokens(operands: dict[str, Tensor], start: int, stop: int) -> dict[str, Any]:
-    """Some tokens' operands, in memory of their own."""
-    return {name: x[:, :, start:stop].clone(memory_format=torch.contiguous_format) for name, x in operands.items()}
+    """Some tokens' operands, in memory of their own; one that is not of tokens, as a scan's rates, is for all."""
+    tokens = operands["q"].shape[2]
+    cut = {name: x[:, :, start:stop] if x.shape[2] == tokens else x for name, x in operands.items()}
+    return {name: x.clone(memory_format=torch.contiguous_format) for name, x in cut.items()}
 
 
 def draw(case: Case, name: str, N: int) -> dict[str, Tensor]:
