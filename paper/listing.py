@@ -25,7 +25,8 @@ def listing(*functions: Callable[..., Any]) -> Markdown:
 
 
 def _code(function: Callable[..., Any]) -> str:
-    function = inspect.unwrap(function)
+    # An attention function is a wrapper around its definition, a function of one call.
+    function = inspect.unwrap(getattr(function, "definition", function))
     path = Path(inspect.getfile(function)).resolve().relative_to(ROOT)
     lines = textwrap.dedent(inspect.getsource(function)).splitlines()
     (defined,) = ast.parse("\n".join(lines)).body

@@ -144,6 +144,7 @@ def attention_function(
             return o.to(q.dtype), _state(parts, keys, values, keeps)
 
         attend.keeps = keeps  # type: ignore[attr-defined]
+        attend.definition = body  # type: ignore[attr-defined]  # what the book shows
         return with_options(attend, body)
 
     return decorate
