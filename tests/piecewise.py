@@ -80,9 +80,15 @@ def operands(m, *lead, length, seed=0):
     return {"q": normal(K), "k": normal(K), "v": normal(V)} | {name: given[name] for name in m.gates}
 
 
+def per_token(given):
+    """The names of operands that have an entry for each token; rates of a selective scan are the same for all."""
+    tokens = given["v"].shape[:-1]
+    return [name for name, x in given.items() if x.shape[: len(tokens)] == tokens]
+
+
 def part(given, start, stop, axis):
     """The tokens from `start` to `stop` of each tensor, along that axis."""
-    return {name: x.narrow(axis, start, stop - start) for name, x in given.items()}
+    return given | {name: given[name].narrow(axis, start, stop - start) for name in per_token(given)}
 
 
 def with_gaps(x):

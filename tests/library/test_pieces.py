@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from extent import WHOLE, some
-from piecewise import PIECEWISE, K, differentiated, operands, part, pieces, takes, ways, with_gaps
+from piecewise import PIECEWISE, K, differentiated, operands, part, per_token, pieces, takes, ways, with_gaps
 from refusals import refuses
 from seeded import draw
 
@@ -144,6 +144,7 @@ def test_hidden_tokens(name, form, kept):
     m, index = PIECEWISE[name], torch.arange(N)
     mask = {"left": index > 4, "scattered": index % 3 == 1, "none": index < 0}[kept]
     given = growing(m, 1, length=N)
+    tokens = per_token(given)
     own = (
         {"same_tokens": True} if m.data_dependent else {}
     )  # otherwise a fit takes queries for those of another sequence
@@ -152,16 +153,17 @@ def test_hidden_tokens(name, form, kept):
         masked = partial(function, is_causal=causal, attn_mask=mask)
         found = differentiated(masked, given)
         gradients = dict(zip(given, found[1:], strict=True))
-        assert not any(x[:, ~mask].any() for key, x in gradients.items() if key not in OF_QUERIES)
+        assert not any(gradients[x][:, ~mask].any() for x in tokens if x not in OF_QUERIES)
         wild = {x: y.clone() for x, y in given.items()}
         wild["k"][:, ~mask] *= 1e3
         wild["v"][:, ~mask] *= -1e3
         same([masked(**wild)[:, mask]], [found[0][:, mask]], m)
         if name in KEPT and mask.any():
-            cut = {x: y[:, mask] for x, y in given.items()}
+            cut = given | {x: given[x][:, mask] for x in tokens}
             expected = differentiated(lambda causal=causal, **x: function(**x, is_causal=causal), cut)
             rows = differentiated(lambda masked=masked, **x: masked(**x)[:, mask], given)
-            same([rows[0], *(x[:, mask] for x in rows[1:])], expected, m)
+            left = [y[:, mask] if x in tokens else y for x, y in zip(given, rows[1:], strict=True)]
+            same([rows[0], *left], expected, m)
             if m.family == "recurrent":
                 states = [f(**x, is_causal=causal, return_state=True)[1] for f, x in ((masked, given), (function, cut))]
                 same(*states, m)
@@ -181,7 +183,7 @@ def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
 
     before = call(given)
     for cut, size in product((1, 16, 49, 50, 64, 65, 149), (0.0, 10.0)):
-        mixed = {x: torch.cat([y[:, :cut], other[x][:, cut:]], 1) for x, y in given.items()}
+        mixed = given | {x: torch.cat([given[x][:, :cut], other[x][:, cut:]], 1) for x in per_token(given)}
         for x in ("k", "v"):
             mixed[x][:, cut:] *= size
         assert torch.equal(call(mixed)[:, :cut], before[:, :cut])
