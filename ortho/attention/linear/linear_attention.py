@@ -290,6 +290,7 @@ def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map
     attend.__module__ = form.__module__
     attend.__doc__ = f"`{form.__name__}` with the map `{feature_map!r}` or, with options, another of its class."
     attend.feature_map = feature_map  # type: ignore[attr-defined]
+    attend.func, attend.keywords = form, {"feature_map": feature_map}  # type: ignore[attr-defined]  # as of a partial
     attend.keeps = getattr(form, "keeps", "keys")  # type: ignore[attr-defined]
     return attend
 
