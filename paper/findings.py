@@ -131,7 +131,7 @@ def printed() -> Values:
         "source_long_low": str(low),
         "source_long_high": str(high),
         "memory_share": str(printed_models.SHARE),
-        "memory_block": f"{printed_models.saved_share(WIDTH, of=block):.1f}",
+        "memory_block": f"{printed_models.saved_share(WIDTH, scope='block'):.1f}",
         "gpt2_fall": f"{fall:.1f}",
         "gpt2_said": str(read(trained[0]).value - read(trained[1]).value),
         "model_bounds": ", ".join(f"{name} {bound:.1f} %" for name, bound in bounds.items()),

@@ -124,7 +124,10 @@ def test_what_is_not_tuned_anew_keeps_its_rate(make, tuning, table, tmp_path):
 
 
 def test_the_tool_writes_the_table_from_a_folder_of_records(tuning, table, tmp_path):
-    records.write(records.path(tmp_path, "parity", SLUG), tuning)
+    for one in tuning:
+        file = records.path(tmp_path, "parity", SLUG, one["configuration"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        records.write(file, one)
     assert tool.main([str(tmp_path)]) == 0
     assert {name: list(found.values()) for name, found in rates.table().items()} == {"parity": [0.01]}
     before = table.read_bytes()
@@ -137,8 +140,9 @@ def test_the_tool_refuses_what_is_no_folder_of_records(table, tmp_path, capsys):
     assert tool.main(["a", "b"]) == 2 and "python -m tools.rates [DIR]" in capsys.readouterr().err
     assert tool.main([str(tmp_path / "missing")]) == 2
     assert "DIR: expected a folder, got" in capsys.readouterr().err
-    records.path(tmp_path, "bytes", SLUG).parent.mkdir()
-    records.path(tmp_path, "bytes", SLUG).write_text("[{}]")
+    file = records.path(tmp_path, "bytes", SLUG, {"device": "cpu"})
+    file.parent.mkdir(parents=True)
+    file.write_text("[{}]")
     assert tool.main([str(tmp_path)]) == 1
-    assert f"{SLUG}.json: damaged or not a file of records" in capsys.readouterr().err
+    assert f"{file}: damaged or not a record" in capsys.readouterr().err
     assert rates.table() == {"bytes": {"arm=frozen": 0.01}}
