@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 PY ?= .venv/bin/python
-EXTRAS := book,test,dev,hf,cluster,translation,browser
+EXTRAS := book,test,dev,hf,cluster,experiments,translation,browser
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 

@@ -14,6 +14,7 @@ from paper.experiments.engine import cli, records
 from paper.experiments.engine.provenance import RESULTS
 from paper.experiments.engine.records import Case, NoRecordsError, Record, RecordError
 from paper.experiments.engine.runner import Experiment, Report, measure, run
+from paper.experiments.learning import rates
 from paper.experiments.speed.inference import gains
 from paper.experiments.speed.training_step import memory, speedups
 
@@ -48,12 +49,12 @@ def load(experiment: str, results: Path | str | None = None) -> list[Record]:
     folder = RESULTS if results is None else Path(results)
     if results is None and not any((folder / name).is_dir() for name in EXPERIMENTS):
         raise NoRecordsError(f"results: expected a folder with records of experiments, got {folder} without any")
-    return records.read_all(folder, experiment, _cases(experiment))
+    return records.read_all(folder, experiment, _cases(experiment, tuple(rates.table().get(experiment, {}).items())))
 
 
 @cache
-def _cases(experiment: str) -> list[Case]:
-    """All cases of an experiment. Counting the costs by which arms are matched takes a while, so they are kept."""
+def _cases(experiment: str, _: tuple[tuple[str, float], ...]) -> list[Case]:
+    """All cases of an experiment with these rates, kept, as counting the costs that match arms takes a while."""
     return [case for device in cli.DEVICES for case in EXPERIMENTS[experiment].cases(device)]
 
 

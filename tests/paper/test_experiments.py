@@ -207,13 +207,13 @@ def test_list_says_what_there_is_of_whichever_device(call, tmp_path):
 
 
 def test_one_case_is_run_by_its_label_and_compared_with_the_stored_one(call, tmp_path):
-    """Also a case that is no longer asked for. What is compared is not stored."""
+    """Also by its configuration, and where it is no longer asked for. What is compared is not stored."""
     value, known = [0.5], {}
     known["fake"] = fake(lambda case: outcome() | {"facts": {"loss": value[0]}})
     assert call("fake", "--case", "index=1 work=1", known=known)[0] == 0
     assert indices(tmp_path / "results") == [1]
     known["fake"] = replace(known["fake"], cases=lambda _: [])
-    compare = ("fake", "--case", records.mark({"index": 1, "work": 1}), "--compare")
+    compare = ("fake", "--case", records.key({"index": 1, "work": 1}), "--compare")
     status, said, _ = call(*compare, known=known)
     assert status == 0 and said.splitlines()[-1] == "  equal to the bit"
     value[0] = 0.4

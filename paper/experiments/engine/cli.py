@@ -1,6 +1,7 @@
 """The command `python -m paper experiments`."""
 
 import argparse
+import json
 import math
 import signal
 import sys
@@ -18,7 +19,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def main(argv: Sequence[str], experiments: Mapping[str, Experiment], campaign: Sequence[Experiment] = ()) -> int:
-    """Run, list, show or compare cases of experiments. On a GPU, all are those of the `campaign`, in its order.
+    """Run, list, show or compare cases of experiments; on a GPU all cases in the order of the `campaign`.
 
     Returns 0; 1 if a case failed, a file of records is damaged or a record cannot be written; 130 for Ctrl-C and
     SIGTERM. Bad usage raises SystemExit with 2.
@@ -61,7 +62,7 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     add("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
     add("--list", action="store_true", help="say which cases have a record, of which devices; run nothing")
     add("--show", action="store_true", help="print the stored results of every device; run nothing")
-    add("--case", metavar="LABEL", help="run this case alone, stored or not; its label is as in --list")
+    add("--case", metavar="LABEL", help="run this case alone, stored or not: its label in --list, or its configuration")
     add("--compare", action="store_true", help="with --case: store nothing, but say how the stored records differ")
     add("--rerun", action="store_true", help="run again what is stored, too")
     add("--budget", type=float, default=math.inf, metavar="SECONDS", help="start no case that would end later")
@@ -98,8 +99,7 @@ def _run(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
     limits = {"budget": options.budget, "rerun": options.rerun, "jobs": options.jobs or 1}
     report = runner.run(chosen, options.device, options.results, **limits)
     print(f"{len(report.done)} run, {len(report.left)} left, {len(report.errors)} failed; {options.results}")
-    for error in report.errors:
-        print(f"error: {error}", file=sys.stderr)
+    print(*(f"error: {error}\n" for error in report.errors), sep="", end="", file=sys.stderr)
     return 1 if report.errors else 0
 
 
@@ -109,6 +109,8 @@ def _submit(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
         stored = [] if options.rerun else records.read_all(options.results, experiment.name)
         todo += [(experiment, case) for case in runner.missing(experiment, options.device, stored, None)]
     most = 1 if any(experiment.is_timing for experiment, _ in todo) else options.jobs or len(todo)
+    if not todo:
+        return 0
     if not todo:
         return 0
     logs = options.results.absolute().parent / ".slurm"
@@ -123,22 +125,14 @@ def _submit(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
 
 def _one(experiment: Experiment, options: argparse.Namespace) -> int:
     stored = records.read_all(options.results, experiment.name)
-    known = [case for device in DEVICES for case in experiment.cases(device)]
-    known += [record["configuration"] for record in stored]
-    cases = {records.key(case): case for case in known if options.case in (experiment.label(case), records.mark(case))}
-    wanted = [case for case in cases.values() if case.get("device", options.device) == options.device]
-    if len(wanted) != 1:
-        raise RecordError(
-            f"--case: expected the label of one case of {experiment.name} for {options.device}, as --list has them, "
-            f"got {options.case!r}, the label of {len(wanted)}"
-        )
-    name = f"{experiment.name}: {options.case}"
+    case = json.loads(options.case) if options.case.startswith("{") else _labelled(experiment, options, stored)
+    name = f"{experiment.name}: {experiment.label(case)}"
     try:
         if options.compare:
-            record = runner.measure(experiment, wanted[0], options.device)
-            _compare(experiment, record, [one for one in stored if one["configuration"] == wanted[0]])
+            record = runner.measure(experiment, case, options.device)
+            _compare(experiment, record, [one for one in stored if one["configuration"] == case])
         else:
-            record = runner.store(experiment, wanted[0], options.device, options.results)
+            record = runner.store(experiment, case, options.device, options.results)
             print(f"{name}: {experiment.line(record)}", flush=True)
     except (UnwritableError, RecordError):
         raise
@@ -146,6 +140,16 @@ def _one(experiment: Experiment, options: argparse.Namespace) -> int:
         print(f"error: {name}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _labelled(experiment: Experiment, options: argparse.Namespace, stored: Sequence[Record]) -> Case:
+    known = [*experiment.cases(options.device), *(record["configuration"] for record in stored)]
+    found = {records.key(case): case for case in known if experiment.label(case) == options.case}
+    wanted = [case for case in found.values() if case.get("device", options.device) == options.device]
+    if len(wanted) != 1:
+        said = f"the label of one case of {experiment.name} for {options.device}, as --list has them"
+        raise RecordError(f"--case: expected {said}, got {options.case!r}, the label of {len(wanted)}")
+    return wanted[0]
 
 
 def _compare(experiment: Experiment, record: Record, stored: Sequence[Record]) -> None:

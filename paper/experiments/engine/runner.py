@@ -4,6 +4,7 @@ Whoever runs a case writes its record (`store`). A case that runs elsewhere is t
 a pool or a cluster does can be typed by hand, and a killed head loses nothing.
 """
 
+import json
 import math
 import os
 import subprocess
@@ -141,11 +142,8 @@ def missing(experiment: Experiment, device: str, stored: Iterable[Record], own: 
 
 
 def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float:
-    """Seconds that a case may take, from (work, elapsed seconds) of others; its own work if there are none.
-
-    The time of the case nearest in work is scaled up in proportion, never down: some costs of a small case do not
-    shrink.
-    """
+    """Seconds that a case may take, from (work, elapsed seconds) of others; its own work if there are none. The time of
+    the case nearest in work is scaled up in proportion, never down, as small cases have fixed costs."""
     work = experiment.work(case)
     near, elapsed = min(measured, key=lambda pair: abs(math.log(pair[0] / work)), default=(work, work))
     return elapsed * max(1.0, work / near)
@@ -204,7 +202,7 @@ class _Session:
 
     echo: Callable[[str], None]
     report: Report = field(default_factory=Report)
-    running: "dict[subprocess.Popen[bytes], str]" = field(default_factory=dict)
+    running: "dict[subprocess.Popen[str], str]" = field(default_factory=dict)
 
     def fail(self, name: str, reason: str) -> None:
         self.report.errors.append(f"{name}: {reason}")
@@ -225,26 +223,27 @@ class _Session:
 
     def start(self, experiment: Experiment, case: Case, device: str, results: Path) -> None:
         """Run a case in a process of its own."""
-        command = [sys.executable, "-c", f"import sys, {ENTRY} as entry; sys.exit(entry.main(sys.argv[1:]))"]
+        code = f"import sys, {ENTRY} as entry; sys.exit(entry.main(sys.argv[1:]))"
+        command = [sys.executable, "-P", "-c", code, *arguments(experiment, case, device, results)]
         more = {"PYTHONPATH": os.pathsep.join(sys.path)} | (CPU_ENVIRONMENT if device == "cpu" else {})
-        process = subprocess.Popen([*command, *arguments(experiment, case, device, results)], env=os.environ | more)
+        process = subprocess.Popen(command, env=os.environ | more, stdout=subprocess.PIPE, text=True)
         self.running[process] = f"{experiment.name}: {experiment.label(case)}"
 
     def wait_until_at_most(self, count: int) -> None:
         while len(self.running) > count:
             time.sleep(0.02)
             for process in [process for process in self.running if process.poll() is not None]:
-                name = self.running.pop(process)
+                name, said = self.running.pop(process), process.communicate()[0]
                 if process.returncode:  # it has said why, unless it was killed
                     self.fail(name, f"its process ended with status {process.returncode}")
                 else:
                     self.report.done.append(name)
+                    self.echo(said.strip())
 
 
 def arguments(experiment: Experiment, case: Case, device: str, results: Path) -> list[str]:
     """Those of the command that runs one case."""
-    where = ["--device", device, "--results", str(results.absolute())]
-    return [experiment.name, "--case", records.mark(case), *where]
+    return [experiment.name, "--case", json.dumps(case), "--device", device, "--results", str(results.absolute())]
 
 
 @dataclass(frozen=True)
