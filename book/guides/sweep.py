@@ -53,7 +53,9 @@ def large(device):
     return [study.case(STUDY, "softmax", 1, 1e-2, device=device, B=64)]
 
 
-LARGE = replace(SWEEP, name="large-run", title="one run with larger batches", cases=large)
+LARGE = replace(
+    SWEEP, name="large-run", title="one run with larger batches", cases=large
+)
 OWN = {one.name: one for one in (SWEEP, LARGE)}
 
 
