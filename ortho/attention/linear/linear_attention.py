@@ -8,6 +8,7 @@ mechanism is these functions with one class of maps. `feature_maps` has maps tha
 """
 
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, Signature, signature
 from math import inf, nan
 from typing import Any
@@ -138,10 +139,8 @@ class _Quotient(Function):
     @once
     def backward(ctx: Any, d_o: Tensor, _: Tensor) -> Tensor:
         o, total = ctx.saved_tensors
-        d_sums = o.new_empty(*o.shape[:-1], o.shape[-1] + 1)
-        torch.div(d_o, divisors(total), out=d_sums[..., :-1])
-        torch.sum(d_sums[..., :-1] * o, -1, out=d_sums[..., -1]).neg_()
-        return d_sums
+        d_v = d_o / divisors(total)
+        return torch.cat([d_v, -(d_v * o).sum(-1, keepdim=True)], -1)
 
 
 def divisors(totals: Tensor) -> Tensor:
@@ -278,21 +277,25 @@ def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map
     known = signature(form).parameters
     options = {n: p for n, p in signature(make).parameters.items() if form is not linear_attention_cost or n != "m"}
 
-    def attend(*args: Any, **given: Any) -> Any:
-        own = {option: given.pop(option) for option in options if option in given}
-        return form(*args, feature_map=make(**own) if own else feature_map, **given)
-
+    attend: Any = partial(_on_map, form, make, feature_map, tuple(options))
     taken = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in options.values()]
     kept = [p for p in known.values() if p.name != "feature_map"]
-    attend.__signature__ = Signature(sorted([*kept, *taken], key=lambda p: p.kind))  # type: ignore[attr-defined]
+    attend.__signature__ = Signature(sorted([*kept, *taken], key=lambda p: p.kind))
     attend.__name__ = form.__name__.replace("linear", name.replace("-", "_").replace("+", "_plus"))
     attend.__qualname__ = attend.__name__
     attend.__module__ = form.__module__
     attend.__doc__ = f"`{form.__name__}` with the map `{feature_map!r}` or, with options, another of its class."
-    attend.feature_map = feature_map  # type: ignore[attr-defined]
-    attend.func, attend.keywords = form, {"feature_map": feature_map}  # type: ignore[attr-defined]  # as of a partial
-    attend.keeps = getattr(form, "keeps", "keys")  # type: ignore[attr-defined]
+    attend.feature_map = feature_map
+    attend.keeps = getattr(form, "keeps", "keys")
     return attend
+
+
+def _on_map(
+    form: Any, make: Callable[..., FeatureMap], default: FeatureMap, names: tuple[str, ...], *args: Any, **given: Any
+) -> Any:
+    """`form` with the default map or, with options of these names, with another of its class."""
+    own = {name: given.pop(name) for name in names if name in given}
+    return form(*args, feature_map=make(**own) if own else default, **given)
 
 
 MECHANISMS = (
