@@ -2,6 +2,7 @@
 
 from functools import wraps
 
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from paper.listing import listing
 
 
@@ -56,4 +57,11 @@ def test_a_method_stands_behind_the_name_of_its_class():
         "def applied(self, x):",
         "    return x * self.by",
         "```",
+    ]
+
+
+def test_an_attention_function_shows_its_definition():
+    assert listing(softmax_attention_reference).data.splitlines()[1:3] == [
+        "# ortho/attention/softmax/softmax_attention.py",
+        "def softmax_attention_reference(call):",
     ]
