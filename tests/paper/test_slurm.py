@@ -28,22 +28,33 @@ def slurm(tmp_path_factory, monkeypatch):
 
 
 def test_jobs_write_their_own_records(slurm, tmp_path, capsys):
-    """The command ends when all jobs are handed out. One job is queued again while it runs, and goes on."""
-    results = tmp_path / "results"
-    command = [
-        "slow",
-        "--device=cpu",
-        f"--results={results}",
-        "--launcher=slurm",
-        "--jobs=1",
-        "--slurm=cpus_per_task=1",
-    ]
-    assert cli.main(command, experiment_fakes.KNOWN) == 0
+    """The command ends when the jobs are handed out. A job goes on from what an earlier one left; the case of one that
+    was cancelled is handed out by the same command again."""
+    results, slow = tmp_path / "results", experiment_fakes.KNOWN["slow"]
+    left = runner.checkpoint(results, slow, slow.cases("cpu")[0])
+    left.parent.mkdir(parents=True)
+    left.touch()
+    command = ["slow", "--device=cpu", f"--results={results}", "--launcher=slurm", "--jobs=1"]
+    assert cli.main([*command, "--slurm=cpus_per_task=1"], experiment_fakes.KNOWN) == 0
     number = capsys.readouterr().out.partition("array ")[2].partition(":")[0]
-    eventually(lambda: list(results.rglob("*.pt")), "a job that runs")
-    running = [line.partition("_")[2] for line in slurm("squeue", "--noheader", "--states=R", "--format=%i")]
-    slurm("scontrol", "requeue", f"{number}_{running[0]}")
-    eventually(lambda: slurm("squeue", "--noheader") == [], "an empty queue", 300)
-    assert indices(results, "slow") == list(range(6))
-    assert any(record["facts"]["resumed"] for record in records.read_all(results, "slow"))
-    assert cli.main(command, experiment_fakes.KNOWN) == 0 and capsys.readouterr().out == "", "nothing is left to do"
+    slurm("scancel", f"{number}_5")
+    eventually(lambda: slurm("squeue", "--noheader") == [], "an empty queue", 500)
+    assert indices(results, "slow") == list(range(5))
+    resumed = [record["facts"]["resumed"] for record in records.read_all(results, "slow", slow.cases("cpu"))]
+    assert resumed == [True, False, False, False, False] and not left.exists()
+    assert cli.main(command, experiment_fakes.KNOWN) == 0
+    assert capsys.readouterr().out.startswith("1 cases are the jobs of array")
+    slurm("scancel", "--name=ortho")
+
+
+@pytest.mark.bad_input
+def test_what_slurm_refuses_is_said(slurm, tmp_path, capsys):
+    command = ["slow", "--device=cpu", f"--results={tmp_path}", "--launcher=slurm", "--slurm=partition=none"]
+    assert cli.main(command, experiment_fakes.KNOWN) == 1
+    assert "\nerror: slurm: sbatch: error: invalid partition" in capsys.readouterr().err
+
+
+def test_a_job_that_is_preempted_begins_again():
+    pytest.importorskip("submitit")
+    job = runner.Job("experiment_fakes", ["slow"])
+    assert job.checkpoint().function is job
