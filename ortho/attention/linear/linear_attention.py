@@ -291,11 +291,17 @@ def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map
 
 
 def _on_map(
-    form: Any, make: Callable[..., FeatureMap], default: FeatureMap, names: tuple[str, ...], *args: Any, **given: Any
+    function: Any,
+    make: Callable[..., FeatureMap],
+    default: FeatureMap,
+    names: tuple[str, ...],
+    /,  # a closed form has a keyword `form`
+    *args: Any,
+    **given: Any,
 ) -> Any:
-    """`form` with the default map or, with options of these names, with another of its class."""
+    """`function` with the default map or, with options of these names, with another of its class."""
     own = {name: given.pop(name) for name in names if name in given}
-    return form(*args, feature_map=make(**own) if own else default, **given)
+    return function(*args, feature_map=make(**own) if own else default, **given)
 
 
 MECHANISMS = (
