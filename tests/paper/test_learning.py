@@ -108,11 +108,11 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(name, tmp_path, monkeypa
     whole = without_seconds(run(case))
     first = case.get("first_steps", 0)
 
-    def interrupted(self, call):
+    def interrupted(self):
         made.append(self.step)
         if len(made) == first + 3:
             raise KeyboardInterrupt
-        step(self, call)
+        step(self)
 
     monkeypatch.setattr(Trainer, "_make_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
