@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch.utils.flop_counter  # noqa: F401 - before autodoc, which pretends TYPE_CHECKING: that breaks its import
 import yaml
 from docutils import nodes
 from pybtex.backends.plaintext import Backend
