@@ -82,10 +82,9 @@ def attention_layers(
 ) -> list[AttentionLayer]:
     """The attention layers of any model that have projections of queries and keys, in the order of its modules.
 
-    `layout` gives layouts that are not known here; they are tried before the known ones. Raises TypeError if `model` is
-    not a module or `layout` is not a layout. If `strict`, raises ValueError for a model without such layers, and for
-    modules that look like attention but are of an unknown kind, which the error names. With `strict=False` such modules
-    are left out.
+    `layout` gives layouts that are not known here; they are tried before the known ones. If `strict`, raises ValueError
+    for a model without such layers, and for modules that look like attention but are of an unknown kind, which the
+    error names. With `strict=False` such modules are left out.
     """
     layouts = (*((layout,) if isinstance(layout, Layout) else layout), *LAYOUTS)
     every = {name: _recognised(name, module, layouts) for name, module in model.named_modules()}

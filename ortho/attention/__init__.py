@@ -13,7 +13,7 @@ from ortho.attention.dynamic_sparse.routing import routing_attention, routing_at
 from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention, sparse_linear_attention_reference
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
 from ortho.attention.linear import dense_features, efficient, favor
-from ortho.attention.linear import linear_attention as linear
+from ortho.attention.linear import linear_attention as linear_maps
 from ortho.attention.linear.efficient import (
     causal_efficient_attention,
     causal_efficient_attention_reference,
@@ -61,7 +61,7 @@ MECHANISMS: dict[str, Mechanism] = {
     for m in (
         SOFTMAX,
         flash.MECHANISM,
-        *linear.MECHANISMS,
+        *linear_maps.MECHANISMS,
         *efficient.MECHANISMS,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,

@@ -49,6 +49,22 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def differentiable_once(x: Tensor) -> Tensor:
+    """x, whose gradient refuses to be differentiated: for operations whose second derivative PyTorch gets wrong."""
+    return _Once.apply(x)
+
+
 def uncompiled(function: F) -> F:
     """`function` as Python runs it: `torch.compile` breaks its graph before and after it, and traces nothing of it.
 

@@ -172,7 +172,7 @@ def test_a_wrong_layer_is_not_timed(monkeypatch):
         training_step.run(training_step.case(**LAYER), seconds=0.0)
 
 
-@pytest.mark.parametrize(("arm", "place"), [("stopped", "stop_gradient"), ("one", "positional")])
+@pytest.mark.parametrize(("arm", "place"), [("stopped", "frozen_qk"), ("one", "positional")])
 def test_a_wrong_kind_of_head_is_not_timed(monkeypatch, arm, place):
     right, case = torch.nn.functional.linear, training_step.case(**HEADS)
     module = heads.build(case, arm)

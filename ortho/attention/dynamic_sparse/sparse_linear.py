@@ -105,6 +105,7 @@ def sparse_linear_attention(
     if call.attn_mask is not None and (call.state or call.return_state):
         raise ValueError("attn_mask: expected None beside a state, in which keys are summed and cannot be masked")
     checks.positive_int("window", window)
+    checks.positive_int("chunk", chunk)
     b, lead = _log_linear_weight(call, log_linear_weight, feature_map), call.q.shape[:-2]
     b = b.reshape(-1, *b.shape[-2:])
     sums, call = _linear_sums(call, feature_map.width(call.k.shape[-1])), flat(call)

@@ -23,6 +23,7 @@ from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
+from ortho.attention.kernel import differentiable_once
 from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
 from ortho.attention.recurrence import CHUNK
 from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
@@ -116,7 +117,8 @@ def causal_efficient_attention(call: Call, *, chunk: int | None = None) -> tuple
     hidden = None if call.key_mask is None else ~call.key_mask[..., None]  # (..., M, 1)
     k = k.double() if hidden is None else k.double().masked_fill(hidden, lowest)
     # In float64: a running sum in float32 drops what a late token adds, 1e-5 of it at 100,000 tokens, or rounds it.
-    sums = torch.cat([before[..., None, :], k], -2).logcumsumexp(-2)  # (..., 1 + M, K)
+    # Its second derivative would be NaN, as that of `logcumsumexp` is where the first is 0.
+    sums = torch.cat([before[..., None, :], differentiable_once(k)], -2).logcumsumexp(-2)  # (..., 1 + M, K)
     keys = (k - sums[..., 1:, :]).exp().to(S.dtype)
     keys = keys if hidden is None else keys.masked_fill(hidden, 0)
     log_decay = (sums[..., :-1, :] - sums[..., 1:, :]).to(S.dtype)

@@ -46,7 +46,7 @@ def by_step(
         )
     checks.gate("beta", beta, (*call.q.shape[:-2], call.k.shape[-2] // steps, steps))
     beta = beta if beta is None else beta.flatten(-2)
-    if call.attn_mask is not None:
+    if call.attn_mask is not None and call.attn_mask.shape[-1:] not in ((), (1,)):
         call.attn_mask = call.attn_mask.repeat_interleave(steps, -1)
     return call, beta, steps
 
