@@ -51,12 +51,12 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
     @once
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(_: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
