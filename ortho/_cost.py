@@ -5,7 +5,7 @@ from typing import Any
 
 from ortho._typing import Size
 
-__all__ = ["Cost", "head_width", "linear_map", "product", "quotient"]
+__all__ = ["Cost", "causal_pairs", "head_width", "linear_map", "product", "quotient"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ def linear_map(
 def quotient(number: Size, divisor: Size) -> Size:
     """number / divisor, rounded down to an integer if both are integers."""
     return number // divisor if isinstance(number, int) and isinstance(divisor, int) else number / divisor
+
+
+def causal_pairs(N: Size) -> Size:
+    """The number of (query, key) pairs with key <= query, N (N + 1) / 2, exact for integers and symbols alike."""
+    return quotient(N * (N + 1), 2)
 
 
 def head_width(d: Size, H: Size, head_dim: Size | None = None) -> Size:

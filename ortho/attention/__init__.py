@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortho import checks
+from ortho.attention.call import AttentionFunction
 from ortho.attention.dynamic_sparse import importance, routing, sparse_linear, top_k
 from ortho.attention.dynamic_sparse.importance import importance_attention, importance_attention_reference
 from ortho.attention.dynamic_sparse.routing import routing_attention, routing_attention_reference
@@ -22,7 +23,7 @@ from ortho.attention.linear.efficient import (
 )
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.mechanism import FORMS, AttentionFunction, Mechanism
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias import alibi, forgetting_transformer, position_delta, rotary
 from ortho.attention.position_bias import path_attention as path
 from ortho.attention.position_bias.alibi import alibi_attention
@@ -55,6 +56,7 @@ from ortho.attention.sparse.global_local import global_local_attention
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.strided import local_strided_attention, strided_attention
 from ortho.attention.sparse.window import blocked_window_attention, overlapping_blocks_attention, window_attention
+from ortho.checks import FORMS
 
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m

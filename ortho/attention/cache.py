@@ -17,9 +17,8 @@ from torch import Tensor
 from ortho import checks
 from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
-from ortho.attention.mechanism import check_options, described, sums_keys
+from ortho.attention.options import check_options, described, sums_keys
 from ortho.attention.position_bias import rotary
-from ortho.attention.sparse.pattern import pattern_of
 from ortho.heads import repeat_kv
 
 __all__ = ["Cache", "KeyValueCache", "PartsCache", "RingCache", "RotaryCache", "StateCache", "new_cache"]
@@ -46,7 +45,7 @@ def new_cache(
     mechanism = MECHANISMS[checks.one_of("attention", attention, MECHANISMS)]
     checks.expect(mechanism.causal, "attention", "a causal mechanism", repr(attention))
     check_options(mechanism, form, options)
-    if pattern_of(mechanism) is not None:
+    if mechanism.family == "sparse":
         return RingCache(attention, capacity, form, options)
     if mechanism.exact:
         return KeyValueCache(attention, capacity, form, options)
@@ -231,8 +230,7 @@ class RingCache(KeyValueCache):
     """
 
     def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
-        pattern = pattern_of(MECHANISMS[attention], **(options or {}))
-        assert pattern is not None
+        pattern = MECHANISMS[attention].make(**(options or {}))
         remembered: Any = pattern.kv_window() or (capacity, 0)
         first, ring = remembered
         super().__init__(attention, capacity if first is None or capacity else first + ring, form, options)

@@ -11,31 +11,16 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
 from math import sqrt
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from ortho import checks
 from ortho._typing import Bool, Float, State, Tensor
 
-
-@runtime_checkable
-class AttentionFunction(Protocol):
-    """The one signature of every mechanism: q (..., N, K), k (..., M, K), v (..., M, V) -> o (..., N, V)."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        is_causal: bool = False,
-        attn_mask: Tensor | None = None,
-        scale: float | None = None,
-        initial_state: State | None = None,
-        return_state: bool = False,
-        **options: Any,
-    ) -> Any: ...
+# q (..., N, K), k (..., M, K), v (..., M, V), is_causal, attn_mask, scale, initial_state, return_state, options of its
+# own -> o (..., N, V), or with `return_state` (o, state).
+AttentionFunction = Callable[..., Any]
 
 
 @dataclass
@@ -67,12 +52,7 @@ class Call:
     @property
     def blocked(self) -> Bool[Tensor, "..."] | None:
         """True where a query may not attend to a key, broadcastable to (..., N, M); None if all may."""
-        blocked = None if self.attn_mask is None else ~self.attn_mask
-        if not self.is_causal:
-            return blocked
-        N, M = self.q.shape[-2], self.k.shape[-2]
-        future = torch.ones(N, M, dtype=torch.bool, device=self.q.device).triu(1 + M - N)
-        return future if blocked is None else blocked | future
+        return blocked_pairs(self.q.shape[-2], self.k.shape[-2], self.is_causal, self.attn_mask, self.q.device)
 
     @property
     def key_mask(self) -> Bool[Tensor, "*batch M"] | None:
@@ -123,9 +103,8 @@ def attention_function(
             return_state: bool = False,
             **options: Any,
         ) -> Any:
-            past = 0 if initial_state is None else _past(initial_state, keeps, beside)
+            keys, values, state, past = _joined(k, v, initial_state, keeps, beside)
             checks.operands(q, k, v, is_causal=is_causal, attn_mask=attn_mask, past=past, bias=bias)
-            keys, values, state = (k, v, ()) if initial_state is None else _joined(k, v, initial_state, keeps)
             added = attn_mask if attn_mask is not None and attn_mask.dtype != torch.bool else None
             mask = attn_mask if added is None else added != -torch.inf
             call = Call(q, keys, values, is_causal, mask, scale, state, past, return_state)
@@ -150,55 +129,58 @@ def attention_function(
     return decorate
 
 
-def _past(initial_state: State, keeps: str, beside: tuple[str, ...]) -> int:
-    """The number of keys that come from the state."""
-    if keeps == "sums":
-        return 0
-    return checks.state(initial_state, "keys", "values", *beside)[1].shape[-2]
-
-
-def _joined(k: Tensor, v: Tensor, initial_state: State, keeps: str) -> tuple[Tensor, Tensor, State]:
-    """(keys, values, the other parts of the state): new keys and values after those of the state."""
-    if keeps == "sums":
-        return k, v, tuple(initial_state)
-    keys, values, *rest = initial_state
-    values = checks.carried("values", values, (*v.shape[:-2], values.shape[-2], v.shape[-1]), v)
-    changed = keeps == "changed keys"
-    like = k.new_empty(0, dtype=_at_least_float32(k)) if changed else k
-    keys = checks.carried("keys", keys, (*k.shape[:-2], values.shape[-2], k.shape[-1]), like)
+def _joined(
+    k: Tensor, v: Tensor, initial_state: State | None, keeps: str, beside: tuple[str, ...]
+) -> tuple[Tensor, Tensor, State, int]:
+    """(keys, values, the other parts of the state, the number of its keys): the new ones come after those of the state.
+    Sums are another part; so are keys that new tokens will change."""
+    if initial_state is None or keeps == "sums":
+        return k, v, tuple(initial_state or ()), 0
+    keys, values, *rest = checks.state(initial_state, "keys", "values", *beside)
+    past = values.shape[-2]
+    like = upcast(k[..., :0, :]) if keeps == "changed keys" else k
+    checks.carried("keys", keys, (*k.shape[:-2], past, k.shape[-1]), like)
+    checks.carried("values", values, (*v.shape[:-2], past, v.shape[-1]), v)
     values = torch.cat([values, v], -2)
-    return (k, values, (keys, *rest)) if changed else (torch.cat([keys, k], -2), values, tuple(rest))
+    if keeps == "changed keys":
+        return k, values, (keys, *rest), past
+    return torch.cat([keys, k], -2), values, tuple(rest), past
 
 
 def _state(parts: Any, keys: Tensor, values: Tensor, keeps: str) -> State:
     """The state that is returned, from the `parts` that the body returned."""
-    if keeps == "sums":
-        return tuple(parts)
     if keeps == "changed keys":
         return parts, values
     if keeps == "fewer keys":
-        kept_keys, kept_values, *rest = parts
-        return kept_keys.to(keys.dtype), kept_values.to(values.dtype), *rest
-    return keys, values, *parts
+        return parts[0].to(keys.dtype), parts[1].to(values.dtype), *parts[2:]
+    return tuple(parts) if keeps == "sums" else (keys, values, *parts)
 
 
 def with_options(function: Any, body: Callable[..., Any]) -> Any:
     """`function` with the name, the docstring and the options of `body` in its signature in place of `**options`."""
-    own = [p for p in signature(body).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     shared = [p for p in signature(function).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    known = {p.name for p in shared}
+    own = [p for p in signature(body).parameters.values() if p.kind is Parameter.KEYWORD_ONLY and p.name not in known]
     update_wrapper(function, body)
     del function.__wrapped__  # whoever looks for the signature finds this one
     function.__signature__ = Signature([*shared, *own])
     return function
 
 
+def blocked_pairs(
+    queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
+) -> Bool[Tensor, "..."] | None:
+    """True where a query may not attend to a key; None if all may. The last query is at the last key's position."""
+    blocked = None if attn_mask is None else ~attn_mask
+    if is_causal:
+        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
+        blocked = future if blocked is None else blocked | future
+    return blocked
+
+
 def upcast(x: Tensor) -> Tensor:
     """x in float32 at least, and contiguous: a layer's heads are not, and each product would copy them."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-
-
-def _at_least_float32(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -33,7 +33,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._typing import Float, Size, Tensor
+from ortho._typing import Float, Tensor
 from ortho.attention.kernel import once
 
 # Within chunks of C tokens the weights are materialised, N C numbers; from chunk to chunk a state is carried, N K V / C
@@ -137,14 +137,6 @@ def chunks(length: int, chunk: int) -> tuple[int, int]:
     number = -(-length // chunk)
     width = -(-length // number)
     return width, number * width - length
-
-
-def equal_chunks(length: Size, chunk: Size) -> tuple[Size, Size]:
-    """(the width of these chunks, their number); a symbol stands for a multiple of `chunk`."""
-    if not isinstance(length, int):
-        return chunk, length / chunk
-    width, behind = chunks(length, chunk)
-    return width, (length + behind) // width
 
 
 def cut(x: Tensor, width: int) -> Tensor:

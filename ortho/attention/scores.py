@@ -1,4 +1,4 @@
-"""Shared by the formulas of several mechanisms: blocked pairs, a softmax that leaves them out, unit vectors."""
+"""Shared by the formulas of several mechanisms: a softmax that leaves pairs out, unit vectors."""
 
 from math import inf, sqrt
 
@@ -8,17 +8,6 @@ from ortho import checks
 from ortho._typing import Bool, Float, Tensor
 
 TINY = 1e-6  # added to the squared length of a vector that is normalised
-
-
-def blocked_pairs(
-    queries: int, keys: int, is_causal: bool, attn_mask: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """True where a query may not attend to a key; None if all may. The last query is at the last key's position."""
-    blocked = None if attn_mask is None else ~attn_mask
-    if is_causal:
-        future = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
-        blocked = future if blocked is None else blocked | future
-    return blocked
 
 
 def root_scale(scale: float) -> float:

@@ -14,7 +14,7 @@ from ortho.attention.cache import KeyValueCache, RingCache, new_cache
 from ortho.attention.positional.patterns import Gaussian
 from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.sparse.pattern import Pattern, pattern_of
+from ortho.attention.sparse.pattern import Pattern
 from ortho.checks import one_of
 from ortho.projections import kv_heads
 
@@ -96,7 +96,7 @@ def decoded(
     G = shared_heads(H, num_kv_heads)
     cache = new_cache(attention, N if isinstance(N, int) else 1, **options)
     mechanism = MECHANISMS[attention]
-    pattern = pattern_of(mechanism, **options)
+    pattern = mechanism.make(**options) if mechanism.family == "sparse" else None
     if isinstance(cache, RingCache) and pattern is not None:
         if not isinstance(N, int):
             raise TypeError(f"N: expected an integer, as the pairs of a pattern are counted, got {N!r}")

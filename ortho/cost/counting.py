@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortho.attention.mechanism import causal_pairs
+from ortho._cost import causal_pairs
 
 __all__ = ["Allocations", "Counts", "flop_counter", "flops_of", "of", "optimiser_bytes", "saved_bytes"]
 

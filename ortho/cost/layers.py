@@ -10,15 +10,14 @@ from typing import Any
 from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import PositionalPattern, named
-from ortho.attention.softmax.frozen_qk import frozen_qk_cost
-from ortho.attention.softmax.softmax_attention import softmax_cost
 from ortho.attention.sparse.global_local import GlobalKeys
-from ortho.attention.sparse.pattern import pattern_cost
 from ortho.checks import expect, one_of
 from ortho.cost.attention import positional_attention, shared_heads
+from ortho.cost.mechanisms.call import CostedCall
+from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
+from ortho.cost.mechanisms.sparse import pattern_cost
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
 from ortho.layers.induction import SINK, STRUCTURED, default_key_dim

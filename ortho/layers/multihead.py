@@ -13,7 +13,7 @@ from ortho import checks
 from ortho._typing import Bool, Float, State
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
-from ortho.attention.mechanism import check_names, check_options, described, options_of, sums_keys
+from ortho.attention.options import check_names, check_options, described, options_of, sums_keys
 from ortho.gates import Gate
 from ortho.heads import merge_heads, new_bias, new_weight, repeat_kv, split_heads
 from ortho.projections import PROJECTIONS, Projection, by_matrices

@@ -12,7 +12,7 @@ import ortho
 from ortho import HybridAttention, LanguageModel, MultiheadAttention, cost
 from ortho.attention import MECHANISMS, favor_attention, linear_attention, register, softmax_attention
 from ortho.attention.cache import new_cache
-from ortho.attention.mechanism import GIVEN, options_of
+from ortho.attention.options import GIVEN, options_of
 from ortho.layers.induction import InductionHeads
 from ortho.models.generation import next_token
 

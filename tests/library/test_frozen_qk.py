@@ -22,11 +22,11 @@ from ortho.attention.softmax.frozen_qk import (
     channels,
     frozen_qk_attention,
     frozen_qk_attention_reference,
-    frozen_qk_cost,
     recomputed_attention,
 )
 from ortho.cost import of
 from ortho.cost.counting import Allocations, saved_bytes
+from ortho.cost.mechanisms.softmax import frozen_qk_cost
 
 ROOT = Path(__file__).parents[2]
 K = 8

@@ -22,9 +22,9 @@ from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluP
 from ortho.attention.linear.linear_attention import (
     kernel_weights,
     linear_attention,
-    linear_attention_cost,
     linear_attention_reference,
 )
+from ortho.cost.mechanisms.linear import linear_attention_cost
 
 FORMS = [linear_attention_reference, linear_attention]
 TOLERANCE = {"atol": 1e-13, "rtol": 1e-13}  # sums of at most 30 rounded products, about 100 eps of float64

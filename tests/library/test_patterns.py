@@ -22,10 +22,10 @@ from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
 from ortho.attention.sparse.pattern import (
     pattern_attention,
     pattern_attention_reference,
-    pattern_cost,
 )
 from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.cost.mechanisms.sparse import pattern_cost
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order, after exponentials of scores up to 10.

@@ -13,8 +13,9 @@ from torch.nn.attention import SDPBackend
 
 from ortho.attention import MECHANISMS, softmax_attention, softmax_attention_reference
 from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
-from ortho.attention.softmax.flash import flash_attention, flash_cost, log_sum_exp, tiles
+from ortho.attention.softmax.flash import flash_attention, log_sum_exp, tiles
 from ortho.cost.counting import Allocations, flops_of
+from ortho.cost.mechanisms.softmax import flash_cost
 
 FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order, after exponentials of scores up to 10.

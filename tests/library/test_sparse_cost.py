@@ -15,17 +15,21 @@ from piecewise import ways
 
 from ortho.attention.dynamic_sparse.routing import routing_mask
 from ortho.attention.dynamic_sparse.top_k import top_k_mask
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, consecutive
 from ortho.attention.sparse.pattern import pattern_mechanism
-from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import flops_of
+from ortho.cost.mechanisms import closed_form_of
+from ortho.cost.mechanisms.call import CostedCall
+from ortho.cost.mechanisms.sparse import tiled_cost
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 TESTED = ALL | {name: pattern_mechanism(name, type(pattern), "", **vars(pattern)) for name, pattern in PATTERNS.items()}
+for name in PATTERNS:
+    TESTED[name].cost = closed_form_of(TESTED[name])
 GATES = {"log_linear_weight": ()}  # numbers a token
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ortho._typing import Bool, Int, Tensor
 from ortho.attention.call import Call
-from ortho.attention.dynamic_sparse.selection import first_position, joined, positions, tile_count, tiles_by_label
+from ortho.attention.dynamic_sparse.selection import first_position, joined, positions, tiles_by_label
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask
 
 
@@ -85,14 +85,6 @@ def group_tiling(chunks: Chunks, call: Call) -> BlockMask:
         return of <= at if call.is_causal else torch.ones_like(i + j, dtype=torch.bool)
 
     return BlockMask(queries, keys, table, allowed)
-
-
-def group_work(N: int, M: int, *, count: int, width: int) -> int:
-    """The work per sequence of the block mask of N queries and M keys, in groups with labels below `count`."""
-    width = min(width, M)
-    size = _tile(width, N)
-    T = tile_count(N, tile_count(M, count, width), size)
-    return 2 * T * size * width
 
 
 def _tile(width: int, N: int) -> int:

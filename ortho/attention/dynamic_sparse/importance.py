@@ -19,7 +19,6 @@ from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
 from ortho.attention.dynamic_sparse.selection import (
-    Selecting,
     attend_joined,
     attend_to_mask,
     best,
@@ -32,7 +31,6 @@ from ortho.attention.dynamic_sparse.selection import (
     new_keys,
     positions_of,
     reachable,
-    selection_cost,
 )
 from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism
@@ -200,25 +198,10 @@ def _queries(call: Call, tile: int) -> tuple[Tensor, Int[Tensor, "T tile"]]:
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
-@selection_cost
-def importance_cost(N: int, K: int, *, num_keys: int = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
-    """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
-    kept, tile = min(num_keys, N), min(TILE, N)
-    sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
-    T = len(sizes)
-    work, last = T * tile * kept, kept
-    if causal:
-        before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
-        work, last = (T * tile + before) * tile, 1 + min(num_keys, N - 1)
-    held = kept if form == "fast" else N
-    return Selecting(0, 0, work, last, keys=held, numbers=held)
-
-
 MECHANISM = Mechanism(
     name="importance",
     family="dynamic_sparse",
     source="Efraimidis & Spirakis 2006",
     reference=importance_attention_reference,
     fast=importance_attention,
-    cost=importance_cost,
 )

@@ -16,18 +16,14 @@ keys equal to its queries, so that a token always sees itself; pass q as k for t
 window instead.
 """
 
-from dataclasses import replace
-
 import torch
 from torch.nn.functional import one_hot
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
-from ortho.attention.dynamic_sparse.groups import chunks_of, group_mask, group_tiling, group_work
+from ortho.attention.dynamic_sparse.groups import chunks_of, group_mask, group_tiling
 from ortho.attention.dynamic_sparse.selection import (
-    Selecting,
     attend_joined,
     attend_to_mask,
     best_positions,
@@ -40,14 +36,12 @@ from ortho.attention.dynamic_sparse.selection import (
     new_keys,
     positions,
     products,
-    selection_cost,
 )
 from ortho.attention.kernel import uncompiled
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import masked_softmax
-from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask
-from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention
 
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
@@ -278,42 +272,6 @@ def update_centroids(
 # ---------------------------------------------------------------------------------------------------------------- cost
 
 
-@closed_form
-def routing_cost(
-    call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
-) -> Cost:
-    """Closed form of one self-attention call, in either form; sizes must be numbers, not symbols."""
-    if not _is_balanced(balanced, call.causal):
-        return call.by(_nearest_cost, clusters=clusters, width=width)
-    G, N, K, V = call.sizes
-    if call.form == "reference":
-        attending = materialised_cost(call)
-    else:
-        w = min(width, N)
-        work, last = (clusters * n * w for n in (w, 1))
-        attending = tiled_cost(call._replace(N=clusters * w), work, last)
-    a_token = 2 * K * clusters
-    return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(
-        forward=G * 2 * N * a_token,
-        decode=G * (1 + N) * a_token,  # a query and all keys
-    )
-
-
-@selection_cost
-def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
-    """The cost with nearest clusters: products of normalised queries and keys with each centroid, and chunks that are
-    full in the worst case."""
-    work, last = (group_work(n, N, count=clusters, width=width) for n in (N, 1))
-    return Selecting(
-        choosing=4 * N * K * clusters,
-        last_choosing=4 * K * clusters,
-        work=work,
-        last_work=last,
-        keys=N,
-        integers=N,
-    )
-
-
 MECHANISM = Mechanism(
     name="routing",
     family="dynamic_sparse",
@@ -321,5 +279,4 @@ MECHANISM = Mechanism(
     reference=routing_attention_reference,
     fast=routing_attention,
     same_tokens=True,
-    cost=routing_cost,
 )

@@ -8,21 +8,17 @@ Definitions work on the leading axes of the caller; fast forms on G sequences, `
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import wraps
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from ortho import checks
-from ortho._cost import Cost
-from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call, no_autocast, upcast, with_options
-from ortho.attention.mechanism import CostedCall, closed_form
 from ortho.attention.scores import masked_softmax
-from ortho.attention.softmax.softmax_attention import materialised_cost
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask
-from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention
 
 # Scores processed together: as many as in a few tiles of a fused kernel, so that memory stays linear.
 SCORES = 2**22
@@ -241,36 +237,3 @@ def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost
-
-
-class Selecting(NamedTuple):
-    """The cost of a call on one sequence: choosing pairs, and attending to them. The positions and tables that say what
-    was selected are not counted."""
-
-    choosing: Size  # FLOPs
-    last_choosing: Size  # FLOPs for the last query alone
-    work: Size  # pairs computed by the fast form
-    last_work: Size
-    keys: Size  # of the state
-    numbers: Size = 0  # of the state besides keys and values, in float32 at least
-    integers: Size = 0
-
-
-def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
-    """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
-
-    The reference form computes all pairs, the fast one only the work of the block_masks.
-    """
-
-    @wraps(selecting)
-    def cost(call: CostedCall, **options: Any) -> Cost:
-        (G, N, K, V), itemsize = call.sizes, call.itemsize
-        spent = selecting(N, K, form=call.form, causal=call.causal, **options)
-        fast = call.form == "fast"
-        attending = tiled_cost(call, spent.work, spent.last_work) if fast else materialised_cost(call)
-        held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
-        return replace(attending, state_bytes=G * held) + Cost(
-            forward=G * spent.choosing, decode=G * spent.last_choosing
-        )
-
-    return closed_form(cost)

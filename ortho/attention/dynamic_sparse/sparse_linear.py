@@ -22,14 +22,13 @@ from torch import nn
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
 from ortho.attention.kernel import uncompiled
 from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
 from ortho.attention.linear.linear_attention import divisors
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrence import CHUNK
 from ortho.gates import Gate
 
@@ -288,52 +287,7 @@ class LinearWeight(Gate):
         return self._numbers(x) + self.bias[:, None]
 
 
-@closed_form
-def sparse_linear_cost(
-    call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
-) -> Cost:
-    """Closed form of one self-attention call with `log_linear_weight`, in either form; sizes must be numbers."""
-    (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
-    form, m, reach = call.form, feature_map.width(K), call.reach
-    mapped = feature_map.cost(G, N, N, K, m)
-    back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
-    if form == "reference":
-        rest = _reference_cost(call, m)
-        decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
-    else:
-        near = min(N, window)
-        if N == 1:
-            rest = _lone_cost(call, m)
-        else:
-            rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
-        decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
-        state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
-    return rest + Cost(forward=mapped.forward, backward=reach * back.backward, decode=decode, state_bytes=state)
-
-
 # Below, without the feature map: m is the number of features; `reach` is 1 if gradients reach q and k, else 0.
-
-
-def _reference_cost(call: CostedCall, m: int) -> Cost:
-    (G, N, K, V), reach = call.sizes, call.reach
-    pairs = G * N * N
-    return Cost(forward=2 * pairs * (K + m + V), backward=2 * pairs * (2 * V + reach * 2 * (K + m)))
-
-
-def _lone_cost(call: CostedCall, m: int) -> Cost:
-    """The cost of one query and one key."""
-    (G, _, K, V), reach = call.sizes, call.reach
-    return Cost(forward=2 * G * (K + V + m * (V + 1)), backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))))
-
-
-def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
-    """The cost of softmax attention over the band of near keys, of far keys in chunks that also have near ones, and of
-    a memory of the features of far chunks, gathered and read."""
-    G, V, reach = call.B * call.H, call.V, call.reach
-    rows = G * band.chunks * band.chunk
-    near, mixed = (rows * len(offsets) * band.chunk for offsets in (band.offsets, band.mixed))
-    memory = product(2 * rows * m * V, 1 + reach) + product(rows * m, 2 * reach)
-    return call.attending(near) + call.attending(mixed, m) + memory
 
 
 MECHANISM = Mechanism(
@@ -343,7 +297,6 @@ MECHANISM = Mechanism(
     reference=sparse_linear_attention_reference,
     fast=sparse_linear_attention,
     positional=True,
-    cost=sparse_linear_cost,
     gates={"log_linear_weight": LinearWeight},
     query_gates=frozenset({"log_linear_weight"}),
 )

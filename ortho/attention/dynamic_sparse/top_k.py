@@ -10,10 +10,9 @@ that of later queries.
 import torch
 
 from ortho import checks
-from ortho._typing import Bool, Float, Int, Size, Tensor
+from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import (
-    Selecting,
     attend_to_block_masks,
     attend_to_mask,
     best_positions,
@@ -23,7 +22,6 @@ from ortho.attention.dynamic_sparse.selection import (
     mask_of,
     products,
     reachable,
-    selection_cost,
     tiles_of_queries,
 )
 from ortho.attention.kernel import uncompiled
@@ -77,25 +75,11 @@ def top_k_attention(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*
     return attend_to_block_masks(x, [tiling]).view(*call.q.shape[:-1], -1)
 
 
-@selection_cost
-def top_k_cost(N: Size, K: Size, *, num_keys: Size = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
-    """Closed form of one self-attention call, in either form; a symbol N stands for more than `num_keys`."""
-    kept = min(num_keys, N) if isinstance(N, int) else num_keys
-    return Selecting(
-        choosing=2 * N * N * K,
-        last_choosing=2 * N * K,
-        work=N * kept,
-        last_work=kept,
-        keys=N,
-    )
-
-
 MECHANISM = Mechanism(
     name="top-k",
     family="dynamic_sparse",
     source="Gupta et al. 2021, arXiv:2106.06899",
     reference=top_k_attention_reference,
     fast=top_k_attention,
-    cost=top_k_cost,
     option_names={"k": "num_keys"},
 )

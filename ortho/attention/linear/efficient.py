@@ -14,19 +14,16 @@ feature this is a recurrence, namely gated linear attention (`gla`): token i wri
 running softmax, and keeps a share $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of the earlier state.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ortho import checks
-from ortho._cost import Cost, product
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import differentiable_once
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK
-from ortho.attention.recurrent.gla import gated_linear_attention, gla_cost, power_chunks
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrent.gla import gated_linear_attention
 from ortho.attention.scores import masked_softmax, scaled
 
 
@@ -59,19 +56,6 @@ def _distributions(call: Call) -> tuple[Tensor, Tensor]:
     return q.softmax(-1), masked_softmax(k.mT, blocked, empty_rows=True).mT
 
 
-@closed_form
-def efficient_cost(call: CostedCall) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; decoding keeps the keys and reads all of them.
-
-    Raises ValueError for a causal call, which the mechanism does not serve.
-    """
-    checks.expect(not call.causal, "causal", "False (`efficient-causal` serves causal calls)", call.causal)
-    (G, N, K, V), held = call.sizes, call.held_keys()
-    if call.form == "reference":
-        return call.attending(G * N * N) + held
-    return product(2 * G * N * K * V, 1 + call.reach) + replace(held, decode=2 * (N + 1) * G * K * V)
-
-
 EFFICIENT = Mechanism(
     name="efficient",
     family="linear",
@@ -79,7 +63,6 @@ EFFICIENT = Mechanism(
     reference=efficient_attention_reference,
     fast=efficient_attention,
     causal=False,
-    cost=efficient_cost,
 )
 
 # -------------------------------------------------------------------------------------------------------------- causal
@@ -148,26 +131,6 @@ def _memory(call: Call) -> tuple[Tensor, Tensor]:
     return checks.carried("S", S, shapes[0], v), checks.carried("L", L, shapes[1], v.new_empty(0, dtype=torch.float64))
 
 
-@closed_form
-def causal_efficient_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
-    """Closed-form cost of one self-attention call, in either form. Half precision costs as much as float32.
-
-    A symbolic N stands for a multiple of `chunk`, a power of two, greater than `chunk`. Raises ValueError for a call
-    that is not causal.
-    """
-    checks.expect(call.causal, "causal", "True", call.causal)
-    (G, N, K, V), item = call.sizes, call.item
-    if call.form == "reference":
-        held = Cost(decode=2 * G * N * V, state_bytes=call.itemsize * G * N * (K + V))
-        return product(G * N * N * V, 1 + call.reach) + held
-    width, number = power_chunks(N, chunk)
-    core = replace(call._replace(qk_grad=True).by(gla_cost, chunk=chunk), state_bytes=G * K * (item * V + 8))
-    if call.qk_grad:
-        return core
-    # Values alone: within the chunks, and from chunks to later ones.
-    return replace(core, backward=2 * G * number * width**2 * V + 4 * G * (number - 1) * width * K * V)
-
-
 CAUSAL = Mechanism(
     name="efficient-causal",
     family="linear",
@@ -175,6 +138,5 @@ CAUSAL = Mechanism(
     reference=causal_efficient_attention_reference,
     fast=causal_efficient_attention,
     bidirectional=False,
-    cost=causal_efficient_cost,
 )
 MECHANISMS = (EFFICIENT, CAUSAL)

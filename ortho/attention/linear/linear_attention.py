@@ -8,8 +8,6 @@ mechanism is these functions with one class of maps. `feature_maps` has maps tha
 """
 
 from collections.abc import Callable
-from functools import partial
-from inspect import Parameter, Signature, signature
 from math import inf, nan
 from typing import Any
 
@@ -17,13 +15,12 @@ import torch
 from torch.autograd import Function
 
 from ortho import checks
-from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import once
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks
+from ortho.attention.mechanism import Mechanism, with_made
+from ortho.attention.recurrence import in_chunks
 
 ELU = EluPlusOne()
 
@@ -205,55 +202,12 @@ def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor
     return o.masked_fill(~((total >= least) & (total <= limits.max)), nan)
 
 
-@closed_form
-def linear_attention_cost(
-    call: CostedCall, *, feature_map: FeatureMap = ELU, chunk: int = CHUNK, m: Size = None
-) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; `m` is the number of features, by default the map's.
-
-    Half precision costs as much as float32. Drawing random features is left out: it is done once. A symbolic N stands
-    for a multiple of `chunk` greater than `chunk`.
-    """
-    if call.causal and not feature_map.causal:
-        raise ValueError("causal: expected False with a feature map that looks at the whole sequence, got True")
-    (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
-    reach = call.reach
-    m = feature_map.width(K) if m is None else m
-    mapped = feature_map.cost(G, N, N, K, m)
-    recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
-    decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
-    gathered = 2 * G * m * (V + 1) * (1 if recurrent else N)
-    state = item * G * (m * (V + 1) + int(feature_map.scales_keys)) + 8 * int(feature_map.positional)
-    return _products(call, m, chunk) + Cost(
-        forward=mapped.forward,
-        backward=reach * mapped.backward,
-        decode=decoded + (gathered + 2 * G * m * (V + 1) if fast else 2 * G * N * (m + V)),
-        state_bytes=state if recurrent else call.itemsize * G * N * (K + V),
-    )
-
-
-def _products(call: CostedCall, m: Size, chunk: int) -> Cost:
-    """The products with m features, and with values beside a column of ones."""
-    (G, N, _, V), reach = call.sizes, call.reach
-    if call.form == "reference":
-        return call.attending(G * N * N, m)
-    in_chunks = call.causal and N != 1
-    width, number = equal_chunks(N, chunk) if in_chunks else (N, 1)
-    rows = G * number * width  # with the padding past the end
-    # The memory: gather and read S and z. In a chunk: weights, outputs.
-    memory = product(2 * rows * m * (V + 1), 1 + reach)
-    return memory + call._replace(V=V + 1).attending(rows * width, m) if in_chunks else memory
-
-
 def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) -> Mechanism:
-    """The `Mechanism` of linear attention with the feature map that `make` makes.
-
-    Its functions and its closed form take the map's options in place of `feature_map`: `favor_attention(q, k, v,
-    m=128)`.
-    """
-    feature_map = make()
-    functions: list[Any] = [linear_attention_reference, linear_attention, linear_attention_cost]
-    reference, fast, cost = (_with_map(name, function, make, feature_map) for function in functions)
+    """The `Mechanism` of linear attention with the feature map that `make` makes, whose options its functions take."""
+    reference, fast = (
+        with_made(form, "feature_map", make, name) for form in (linear_attention_reference, linear_attention)
+    )
+    feature_map = fast.feature_map
     return Mechanism(
         name=name,
         family="linear",
@@ -261,47 +215,12 @@ def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) ->
         reference=reference,
         fast=fast,
         causal=feature_map.causal,
-        cost=cost,
         positional=feature_map.positional,
         data_dependent=not feature_map.causal,
         same_tokens=not feature_map.causal,
         signed=feature_map.weights == "signed",
+        make=make,
     )
-
-
-def _with_map(name: str, form: Any, make: Callable[..., FeatureMap], feature_map: FeatureMap) -> Any:
-    """`form` with the options of `make` in place of `feature_map`; `feature_map` is the map with the default ones.
-
-    A closed form reads the number of features, `m`, itself: it may be a symbol.
-    """
-    known = signature(form).parameters
-    options = {n: p for n, p in signature(make).parameters.items() if form is not linear_attention_cost or n != "m"}
-
-    attend: Any = partial(_on_map, form, make, feature_map, tuple(options))
-    taken = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in options.values()]
-    kept = [p for p in known.values() if p.name != "feature_map"]
-    attend.__signature__ = Signature(sorted([*kept, *taken], key=lambda p: p.kind))
-    attend.__name__ = form.__name__.replace("linear", name.replace("-", "_").replace("+", "_plus"))
-    attend.__qualname__ = attend.__name__
-    attend.__module__ = form.__module__
-    attend.__doc__ = f"`{form.__name__}` with the map `{feature_map!r}` or, with options, another of its class."
-    attend.feature_map = feature_map
-    attend.keeps = getattr(form, "keeps", "keys")
-    return attend
-
-
-def _on_map(
-    function: Any,
-    make: Callable[..., FeatureMap],
-    default: FeatureMap,
-    names: tuple[str, ...],
-    /,  # a closed form has a keyword `form`
-    *args: Any,
-    **given: Any,
-) -> Any:
-    """`function` with the default map or, with options of these names, with another of its class."""
-    own = {name: given.pop(name) for name in names if name in given}
-    return function(*args, feature_map=make(**own) if own else default, **given)
 
 
 MECHANISMS = (

@@ -1,14 +1,12 @@
 r"""ALiBi: a score falls in proportion to the distance, $q_i^T k_j / \sqrt K - m_h |i - j|$ (Press et al. 2022,
 arXiv:2108.12409, section 3), with a slope $m_h$ for each head, the same for every input."""
 
-from functools import partial
-
 import torch
 
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference, distance_cost
+from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference
 from ortho.attention.position_bias.tiles import TILE
 
 
@@ -53,5 +51,4 @@ MECHANISM = Mechanism(
     reference=alibi_attention_reference,
     fast=alibi_attention,
     positional=True,
-    cost=partial(distance_cost, gated=False),
 )

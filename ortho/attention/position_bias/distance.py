@@ -8,11 +8,9 @@ float32, and none in half precision. So depths are float64 here, and are subtrac
 
 from typing import Any
 
-from ortho._cost import Cost, product
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call
-from ortho.attention.mechanism import CostedCall, closed_form
-from ortho.attention.position_bias.tiles import TILE, Span, attend_in_tiles, tile_pairs
+from ortho.attention.position_bias.tiles import TILE, Span, attend_in_tiles
 from ortho.attention.scores import masked_softmax
 
 
@@ -42,16 +40,3 @@ def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor
     """|c_i - c_j|; in a causal call without the absolute value, since the keys after a query are blocked."""
     distance = k_depth[..., None, :] - q_depth[..., None]
     return distance if is_causal else distance.abs()
-
-
-@closed_form
-def distance_cost(call: CostedCall, *, gated: bool, tile: int = TILE) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; a symbolic N is a greater multiple of `tile`.
-
-    `gated` says that depths are the sums of a gate's numbers, which need a gradient; else the whole batch shares them.
-    """
-    (G, N, K, V), fast, reach = call.sizes, call.form == "fast", call.reach
-    pairs = G * tile_pairs(N, tile if fast else N, call.causal and fast)
-    # The fast form computes scores again.
-    products = product(pairs * V, 1 + int(reach or gated)) + product(pairs * K, 2 * reach + int(fast))
-    return products + call.held_keys() + Cost(state_bytes=call.item * G * N if gated else 0)

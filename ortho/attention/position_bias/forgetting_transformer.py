@@ -5,7 +5,6 @@ input (Lin et al. 2025, arXiv:2503.02130, section 3).
 A constant gate $f = e^{-m}$ is ALiBi with the slope m. The bias is added to the scores after their scaling.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ortho import checks
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference, distance_cost
+from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference
 from ortho.attention.position_bias.tiles import TILE
 from ortho.gates import LogSigmoidGate
 
@@ -91,6 +90,5 @@ MECHANISM = Mechanism(
     fast=forgetting_attention,
     positional=True,
     self_attention_only=True,
-    cost=partial(distance_cost, gated=True),
     gates={"log_forget": ForgetGate},
 )

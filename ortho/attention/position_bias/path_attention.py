@@ -22,12 +22,11 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._cost import Cost, product
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, causal_pairs, closed_form
-from ortho.attention.position_bias.tiles import Span, attend_in_tiles, equal_tiles, tile_pairs
-from ortho.attention.scores import blocked_pairs, masked_softmax, unit
+from ortho.attention.call import Call, attention_function, blocked_pairs
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.position_bias.tiles import Span, attend_in_tiles
+from ortho.attention.scores import masked_softmax, unit
 from ortho.gates import Gate, ReflectingWriteStrength
 
 # On a CPU with heads of width 64, blocks of 128 were fastest from N = 2048 on, and blocks of 64 at N = 512.
@@ -176,7 +175,8 @@ def reflected_attention(
     length, keys, key_mask = q.shape[-2], call.v.shape[-2], call.key_mask
     if length == 1:
         return reflected_attention_reference(call, q, k, r, past, content)
-    width, number = equal_tiles(length, checks.positive_int("block", block))
+    number = -(-length // checks.positive_int("block", block))
+    width = -(-length // number)  # of equal blocks
     behind = width * number - length
     rows = (0, 0, 0, behind)  # hidden tokens, which fill the last block
     of = blocks(pad(q, rows), pad(k, rows), Reflections(pad(r.w, rows), pad(r.b, (0, behind))), width)
@@ -200,8 +200,8 @@ def reflected_attention(
         return reflected + content[0][..., s.start : s.stop, :] @ content[1][..., : s.end, :].mT
 
     mask = None if key_mask is None else pad(key_mask, (0, behind))[..., None, :]
-    sizes = {"queries": length + behind, "tile": width, "is_causal": True}
-    o = attend_in_tiles(scores, pad(call.v, rows), attn_mask=mask, **sizes)[..., :length, :]
+    v, padded = pad(call.v, rows), length + behind
+    o = attend_in_tiles(scores, v, queries=padded, tile=width, is_causal=True, attn_mask=mask)[..., :length, :]
     if not call.return_state:
         return o, None
     moved = past
@@ -224,61 +224,7 @@ class Directions(Gate):
         return self._vectors(x)
 
 
-@closed_form
-def reflections_cost(call: CostedCall, *, bias_width: int | None = None, block: int = BLOCK) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; it is causal, whatever `call.causal` says.
-
-    With a `bias_width`, vectors of that width give the reflected scores, which are added to q^T k; without one, q and k
-    give them. A symbolic N stands for a multiple of `block` greater than `block`.
-    """
-    (G, N, K, V), item, bias = call.sizes, call.item, int(bias_width is not None)
-    D = K if bias_width is None else bias_width
-    rows = G * N
-    rest = _blocks(call, D, bias, block) if call.form == "fast" and N != 1 else _steps(call, D, bias)
-    return rest + Cost(
-        # earlier keys are reflected, then all keys are scored; the content; the values
-        decode=4 * G * (N - 1) * D + 2 * rows * (D + K * bias + V),
-        state_bytes=item * rows * D + call.itemsize * rows * (V + K * bias),
-    )
-
-
 # Below, D is the width of the reflected vectors, bias says that content is added, and flags are 0 or 1.
-
-
-def _steps(call: CostedCall, D: Size, bias: int) -> Cost:
-    (G, N, K, V), reach = call.sizes, call.reach
-    pairs, upto = G * N * N, G * causal_pairs(N)
-    before, grad = upto - G * N, max(bias, reach)  # (token, earlier key) pairs; whether the vectors need a gradient
-    # A key's component along each later w, and that times w; scores; values; the content
-    reflecting = product(2 * before * D) + product(upto * D, 1 + grad)
-    return reflecting + product(pairs * V) + product(bias * pairs * K, 2 * reach)
-
-
-def _blocks(call: CostedCall, D: Size, bias: int, block: int) -> Cost:
-    """The cost of T blocks of C tokens, and of the tiles of one block's queries and another's keys."""
-    C, T = equal_tiles(call.N, block)
-    n, grad = call.sizes[0] * T, max(bias, call.reach)
-    products = n * (16 * C * C * D + 5 * C**3 + 2 * C * D * D)  # C^3 of them for the triangular system
-    # Of a block alone only the scores are read; nothing moves across the first of two blocks, or the last one.
-    unread = n * (int(T in (1, 2)) * 2 * C * D * (C + D) + int(T == 1) * 6 * C * C * D)
-    blocks = Cost(
-        forward=products,
-        # Twice each product that is read, except the system, which takes another system and a product
-        backward=2 * (products - unread) + n * C**3 - (1 - grad) * 8 * n * C * C * D,
-    )
-    return blocks + _tiles(call, D, bias, C, T)
-
-
-def _tiles(call: CostedCall, D: Size, bias: int, C: Size, T: Size) -> Cost:
-    (G, _, K, V), reach = call.sizes, call.reach
-    pairs = G * tile_pairs(T * C, C, True)
-    apart = (causal_pairs(T) - T) * G  # pairs of a tile and an earlier block; blocks crossed in between:
-    crossed = (causal_pairs(T - 1) - (T - 1)) * G
-    scores = 2 * C * D * (C * apart + D * crossed) + 2 * pairs * K * bias
-    return Cost(
-        forward=scores + 2 * pairs * V,
-        backward=3 * scores - 4 * pairs * K * bias * (1 - reach) + 4 * pairs * V,  # scores again; dV and dP
-    )
 
 
 MECHANISM = Mechanism(
@@ -290,6 +236,5 @@ MECHANISM = Mechanism(
     bidirectional=False,
     positional=True,
     self_attention_only=True,
-    cost=reflections_cost,
     gates={"directions": Directions, "beta": ReflectingWriteStrength},
 )

@@ -7,7 +7,6 @@ multiplied by the later tokens' $H_t$. So the bias is PaTH's score (Yang et al. 
 vectors made for it. It depends on the input if the gates do; made from positions alone it would be the same for all.
 """
 
-from functools import partial
 from math import sqrt
 from typing import ClassVar
 
@@ -21,7 +20,6 @@ from ortho.attention.position_bias.path_attention import (
     reflected_attention,
     reflected_attention_reference,
     reflections,
-    reflections_cost,
 )
 from ortho.gates import Gate, ReflectingWriteStrength
 
@@ -106,7 +104,6 @@ MECHANISM = Mechanism(
     bidirectional=False,
     positional=True,
     self_attention_only=True,
-    cost=partial(reflections_cost, bias_width=BiasVectors.width),
     gates={
         "bias_queries": BiasVectors,
         "bias_keys": BiasVectors,

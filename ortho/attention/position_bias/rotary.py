@@ -13,7 +13,7 @@ import torch
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import AttentionFunction, Call, attention_function, upcast
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference, softmax_cost
+from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
 
 BASE = 10000.0
 
@@ -73,5 +73,4 @@ MECHANISM = Mechanism(
     reference=rotary_attention_reference,
     fast=rotary_attention,
     positional=True,
-    cost=softmax_cost,  # rotating q and k takes no product
 )

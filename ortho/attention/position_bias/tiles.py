@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
-from ortho._typing import Size
+from ortho.attention.call import blocked_pairs
 from ortho.attention.kernel import uncompiled
-from ortho.attention.scores import blocked_pairs, masked_softmax
+from ortho.attention.scores import masked_softmax
 
 # On a CPU with heads of width 64, tiles of 128 were fastest at N = 1024 and N = 4096; those of 64 to 256 within 10 %.
 TILE = 128
@@ -35,21 +35,6 @@ def spans(queries: int, keys: int, tile: int, is_causal: bool) -> Iterator[Span]
     for number, start in enumerate(range(0, queries, tile)):
         stop = min(start + tile, queries)
         yield Span(number, start, stop, keys - queries + stop if is_causal else keys)
-
-
-def tile_pairs(N: Size, tile: Size, is_causal: bool) -> Size:
-    """The pairs of all tiles of a call with N queries and keys; a symbolic N is a greater multiple of `tile`."""
-    if not isinstance(N, int):
-        return N * (N + tile) / 2 if is_causal else N * N
-    return sum((s.stop - s.start) * s.end for s in spans(N, N, tile, is_causal))
-
-
-def equal_tiles(length: Size, most: Size) -> tuple[Size, Size]:
-    """(the width of the fewest equal tiles of at most `most` tokens, their number); a symbol is a multiple of it."""
-    if not isinstance(length, int):
-        return most, length / most
-    number = -(-length // most)
-    return -(-length // number), number
 
 
 @uncompiled

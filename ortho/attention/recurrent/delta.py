@@ -5,19 +5,17 @@ gradient descent with rate $\beta_t$ on $\tfrac12 |S^T k_t - v_t|^2$. With $a_t 
 arXiv:2102.11174; in chunks: Yang et al. 2024, arXiv:2406.06484), otherwise Gated DeltaNet (arXiv:2412.06464).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ortho._cost import Cost
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks, token_by_token
-from ortho.attention.recurrent.state import chunks_cost, memory_cost, operands
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrent.state import operands
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 
@@ -97,26 +95,12 @@ class Decay(Gate):
         return -self.log_rate.exp()[:, None] * softplus(self._numbers(x) + self.bias[:, None])
 
 
-@closed_form
-def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `beta` given, and if `gated` with `log_decay`, in either form.
-
-    Half precision costs the same as float32. With symbols, N is a multiple of `chunk`.
-    """
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_chunks(call.N, chunk), gated=int(gated))
-
-    return memory_cost(call, fast, fades=int(gated))
-
-
 DELTA = Mechanism(
     name="delta",
     family="recurrent",
     source="Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484",
     reference=delta_rule_reference,
     fast=delta_rule,
-    cost=delta_cost,
     positional=True,
     signed=True,
     gates={"beta": WriteStrength},
@@ -127,7 +111,6 @@ GATED_DELTA = Mechanism(
     source="Yang et al. 2024, arXiv:2412.06464",
     reference=delta_rule_reference,
     fast=delta_rule,
-    cost=partial(delta_cost, gated=True),
     positional=True,
     signed=True,
     gates={"beta": WriteStrength, "log_decay": Decay},

@@ -14,12 +14,11 @@ from typing import ClassVar
 import torch
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks, token_by_token
-from ortho.attention.recurrent.state import chunks_cost, memory_cost, operands
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrent.state import operands
 from ortho.gates import Gate
 
 
@@ -128,28 +127,12 @@ class LaterOperands(_Steps):
         return self._by_step(x, self.num_householder - 1)
 
 
-@closed_form
-def delta_product_cost(call: CostedCall, *, num_householder: Size = 2, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `beta`, and with keys and values for `num_householder` steps a token.
-
-    Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
-    (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
-    """
-    n = num_householder
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_chunks(call.N, max(1, chunk // n)), steps=n, k_grad=1)
-
-    return memory_cost(call, fast, steps=n, k_grad=1)
-
-
 MECHANISM = Mechanism(
     name="delta-product",
     family="recurrent",
     source="Siems et al. 2025, arXiv:2502.10297",
     reference=delta_product_reference,
     fast=delta_product,
-    cost=delta_product_cost,
     positional=True,
     signed=True,
     has_weights=False,  # it has further values of its own

@@ -6,7 +6,6 @@ $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,12 +13,11 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 
 from ortho import checks
-from ortho._cost import Cost, product
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, default_chunk, token_by_token
-from ortho.attention.recurrent.state import memory_cost, operands
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import default_chunk, token_by_token
+from ortho.attention.recurrent.state import operands
 from ortho.gates import LogSigmoidGate, WriteStrength
 
 
@@ -150,13 +148,6 @@ def chunk_width(length: int, chunk: int) -> int:
     return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
 
 
-def power_chunks(length: Size, chunk: int) -> tuple[int, Size]:
-    """(the width of these chunks, their number); a symbol stands for a multiple of `chunk`, a power of two."""
-    whole = isinstance(length, int)
-    width = chunk_width(length if whole else chunk, chunk)
-    return width, -(-length // width) if whole else length / width
-
-
 def tokens(log_decay: Tensor, k: Tensor, readers: Sequence[Tensor], early: Sequence[Tensor] = ()) -> Blocks:
     """Tokens (..., C, K) as C blocks of one. A reader finds its own token's key as it was written, and the state after
     its own token has faded it. `early` readers, listed after the others, find the state before that fading."""
@@ -245,59 +236,7 @@ class ChannelDecay(LogSigmoidGate):
         return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
 
 
-@closed_form
-def channel_cost(call: CostedCall, *, erase: int, before_fading: int = 0, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with its gates given, in either form.
-
-    Half precision costs the same as float32. With symbols, `chunk` is a power of two, and N a larger multiple of it.
-    """
-    in_chunks = partial(_chunks_cost, chunk=chunk, erase=erase)
-    return memory_cost(call, in_chunks, erase=erase, fades=1 - before_fading)
-
-
-gla_cost, kda_cost = partial(channel_cost, erase=0), partial(channel_cost, erase=1)
-
-
 # Below, flags are numbers, 0 or 1.
-
-
-def _chunks_cost(call: CostedCall, *, chunk: int, erase: int) -> Cost:
-    C, n = power_chunks(call.N, chunk)
-    cost = _merged(call, C, n, erase) + _passed_on(call, C, n, erase)
-    if erase:
-        cost += _solved(call, C, n)
-    return cost if call.causal else cost + product(call.B * call.H * call.N * call.K * call.V, 1 + call.reach)
-
-
-def _merged(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
-    """The cost of merging tokens into blocks of C."""
-    (G, _, K, _), causal, reach = call.sizes, int(call.causal), call.reach
-    rows, readers = G * n * C * K, causal + erase
-    return Cost(
-        forward=readers * rows * (C + 1),  # each pair of a reader and a key up to its own, once
-        backward=2 * rows * (2 * causal * reach + erase * (1 + reach))  # own keys
-        + readers * (2 * rows * (C - 1) - (0 if reach or C == 1 else rows)),
-    )
-
-
-def _passed_on(call: CostedCall, C: int, n: Size, erase: int) -> Cost:
-    """The cost of what chunks find in the state and write to it; in a causal call also of what they answer."""
-    (G, _, K, V), causal, reach = call.sizes, int(call.causal), call.reach
-    rows, products = G * n * C, int(reach or C > 1)  # whether products with keys have a gradient
-    heirs = n - 1  # chunks with another one after them
-    writers = heirs if causal else n  # chunks whose state is read
-    return Cost(
-        forward=2 * rows * K * V * (1 + causal + erase) + 2 * causal * rows * C * V,
-        backward=2 * G * C * K * V * (writers * (1 + products) + (causal + erase) * (n + heirs))
-        + 2 * causal * rows * C * V * (1 + products),
-    )
-
-
-def _solved(call: CostedCall, C: int, n: Size) -> Cost:
-    """The cost of solving the system of each chunk."""
-    G, _, K, V = call.sizes
-    rows = G * n * C
-    return Cost(forward=rows * C * (K + V), backward=3 * rows * C * (K + V))
 
 
 GLA = Mechanism(
@@ -306,7 +245,6 @@ GLA = Mechanism(
     source="Yang et al. 2023, arXiv:2312.06635",
     reference=gated_linear_attention_reference,
     fast=gated_linear_attention,
-    cost=gla_cost,
     positional=True,
     signed=True,
     gates={"log_decay": ChannelDecay},
@@ -317,7 +255,6 @@ KDA = Mechanism(
     source="Kimi Team 2025, arXiv:2510.26692",
     reference=kimi_delta_attention_reference,
     fast=kimi_delta_attention,
-    cost=kda_cost,
     positional=True,
     signed=True,
     gates={"beta": WriteStrength, "log_decay": ChannelDecay},

@@ -6,13 +6,12 @@ DeltaProduct (`delta_product.py`) writes the errors of its state in place of the
 several inputs (Lahoti et al. 2026, arXiv:2603.15569) also fades, and is read by several queries.
 """
 
-from ortho._cost import Cost
-from ortho._typing import Float, Size, State, Tensor
+from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks, token_by_token
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import in_chunks, token_by_token
 from ortho.attention.recurrent.delta_product import LaterOperands, by_step
-from ortho.attention.recurrent.state import chunks_cost, memory_cost, operands
+from ortho.attention.recurrent.state import operands
 
 
 @attention_function(keeps="sums")
@@ -53,28 +52,12 @@ def low_rank(
     return o, (S,)
 
 
-@closed_form
-def low_rank_cost(call: CostedCall, *, num_columns: Size = 2, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with keys and values for `num_columns` columns a token, in either form.
-
-    Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
-    (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
-    """
-    n = num_columns
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_chunks(call.N, max(1, chunk // n)), erase=0, steps=n, k_grad=1)
-
-    return memory_cost(call, fast, erase=0, steps=n, k_grad=1)
-
-
 MECHANISM = Mechanism(
     name="low-rank",
     family="recurrent",
     source="Lahoti et al. 2026, arXiv:2603.15569, without decay, and with one query",
     reference=low_rank_reference,
     fast=low_rank,
-    cost=low_rank_cost,
     positional=True,
     signed=True,
     has_weights=False,  # it has further values of its own

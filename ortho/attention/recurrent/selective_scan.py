@@ -21,10 +21,10 @@ from torch.nn.functional import pad, softplus
 from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
-from ortho._cost import Cost, head_width, product
+from ortho._cost import Cost, head_width
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.gates import Gate, step_biases
 
 CHUNK = 64  # tokens whose states exist at once
@@ -157,21 +157,12 @@ class ChannelRates(Gate):
         return Cost(trained=H * width * width)
 
 
-@closed_form
-def selective_scan_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `dt` and `A` given, in either form: the products that read the state.
-    All other work is element-wise, some $\\log_2$ `chunk` operations for each number of each token's state."""
-    G, N, K, V = call.sizes
-    return product(G * N * K * V, 1 + call.reach) + Cost(decode=2 * G * K * V, state_bytes=call.item * G * K * V)
-
-
 MECHANISM = Mechanism(
     name="selective-scan",
     family="recurrent",
     source="Gu & Dao 2023, arXiv:2312.00752",
     reference=selective_scan_reference,
     fast=selective_scan,
-    cost=selective_scan_cost,
     positional=True,
     signed=True,
     has_weights=False,  # each channel of the values has its own

@@ -22,9 +22,9 @@ from ortho import checks
 from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
-from ortho.attention.recurrence import CHUNK, equal_chunks, in_chunks, token_by_token
-from ortho.attention.recurrent.state import chunks_cost, memory_cost, operands
+from ortho.attention.mechanism import Mechanism
+from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrent.state import operands
 from ortho.gates import Gate, rate_logarithms, step_biases
 
 
@@ -105,26 +105,12 @@ class Rate(Gate):
         return Cost(trained=H)
 
 
-@closed_form
-def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
-    """Closed form of one self-attention call with `dt` and `A` given, in either form.
-
-    Half precision costs the same as float32. With symbols, N is a multiple of `chunk`.
-    """
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_chunks(call.N, chunk), erase=0, gated=1)
-
-    return memory_cost(call, fast, erase=0)
-
-
 MECHANISM = Mechanism(
     name="ssd",
     family="recurrent",
     source="Dao & Gu 2024, arXiv:2405.21060",
     reference=state_space_duality_reference,
     fast=state_space_duality,
-    cost=ssd_cost,
     positional=True,
     signed=True,
     gates={"dt": StepSize, "A": Rate},

@@ -3,17 +3,11 @@
 `ortho.attention.recurrence` has the recurrence itself, token by token and in chunks.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import torch
 
 from ortho import checks
-from ortho._cost import Cost, product
-from ortho._typing import Size, Tensor
+from ortho._typing import Tensor
 from ortho.attention.call import Call
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.scores import unit
 
 
@@ -67,65 +61,3 @@ def check_growth(name: str, strengths: Tensor | float | None, k: Tensor, hidden:
     # Rounding, of half-precision keys and of this sum, may leave a unit key a little longer.
     most = 2 + 8 * torch.finfo(torch.bfloat16).eps
     checks.within("k", f"{name} |k|^2", corrected if hidden is None else corrected.masked_fill(hidden, 0), 0, most)
-
-
-def memory_cost(call: CostedCall, in_chunks: Callable[[CostedCall], Cost], **recurring: Any) -> Cost:
-    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments. Includes the
-    state (K, V), and decoding one more token, which is a call on that token."""
-
-    def of(call: CostedCall) -> Cost:
-        return in_chunks(call) if call.form == "fast" else recurrence_cost(call, **recurring)
-
-    G, _, K, V = call.sizes
-    token = of(call._replace(N=1, causal=True))
-    return replace(of(call), decode=token.forward, state_bytes=call.item * G * K * V)
-
-
-def recurrence_cost(
-    call: CostedCall,
-    *,
-    erase: int = 1,
-    fades: int = 0,
-    steps: Size = 1,
-    k_grad: int | None = None,
-) -> Cost:
-    """The cost of `token_by_token`; flags are 0 or 1. `fades`: whether what a key erases has faded before. `k_grad`:
-    whether keys need a gradient, by default as queries do."""
-    (G, N, K, V), q_grad = call.sizes, call.reach
-    k_grad = q_grad if k_grad is None else k_grad
-    reads, rows = G * N, G * N * steps
-    # What the state holds at a key, what is written; what is read
-    products = product((1 + erase) * rows * K * V, 1 + k_grad) + product(reads * K * V, 1 + q_grad)
-    # The first state needs no gradient, but its decay does.
-    return products - Cost(backward=2 * erase * (1 - fades) * G * K * V)
-
-
-def chunks_cost(
-    call: CostedCall,
-    width: Size,
-    number: Size,
-    *,
-    erase: int = 1,
-    gated: int = 0,
-    steps: Size = 1,
-    k_grad: int | None = None,
-) -> Cost:
-    """The cost of `in_chunks` on `number` chunks of `width` tokens, empty ones included; flags are 0 or 1. `gated`:
-    whether there are decays that need a gradient."""
-    (G, N, K, V), q_grad = call.sizes, call.reach
-    k_grad = q_grad if k_grad is None else k_grad
-    tokens, rows = G * number * width, G * number * width * steps
-    seen = tokens * steps * width  # pairs of a token and a key of its chunk
-    if not erase and not call.causal:
-        return product(G * N * steps * K * V, 1 + max(k_grad, gated)) + product(G * N * K * V, 1 + q_grad)
-    written = product(rows * K * V, 1 + max(k_grad, gated))
-    if erase:
-        # Erasing; products of keys, the inverse of their system, two products with it
-        pairs = rows * steps * width
-        written += product(rows * K * V, 1 + max(k_grad, gated)) + product(pairs * V)
-        written += Cost(forward=pairs * (4 * K + width * steps), backward=k_grad * 2 * pairs * K)
-    if not call.causal:
-        return written + product(G * N * K * V, 1 + q_grad)
-    further = max(q_grad, k_grad, gated)  # whether weights and readers need a gradient
-    read = Cost(forward=2 * seen * K, backward=2 * seen * K * (q_grad + k_grad)) + product(seen * V, 1 + further)
-    return written + read + product(tokens * K * V, 1 + max(q_grad, gated))

@@ -19,10 +19,9 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from ortho import checks
-from ortho._cost import Cost, product
-from ortho._typing import Bool, Float, Size, State, Tensor
+from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrent.state import check_growth
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared, TokenLoss
 from ortho.attention.scores import unit
@@ -186,55 +185,8 @@ class StepSize(WriteStrength):
     maximum: ClassVar[float] = 1 / MINI_BATCH
 
 
-@closed_form
-def ttt_cost(call: CostedCall, *, loss: TokenLoss = SQUARED, mini_batch_size: int = MINI_BATCH) -> Cost:
-    """Closed form of one self-attention call with `eta` given, in either form.
-
-    Half precision costs the same as float32. With symbols, N is a multiple of `mini_batch_size` and larger.
-    """
-    (G, N, K, V), fast, size = call.sizes, call.form == "fast", mini_batch_size
-    whole, rest = divmod(N, size) if isinstance(N, int) else (N / size, 0)
-    first, last = size if whole else rest, rest or size  # tokens of the first and the last mini-batch
-    core = (_by_mini_batches if fast else _by_tokens)(call, N - first, last, whole * size**2 + rest**2)
-
-    def seen(tokens: Size) -> Size:
-        """Pairs of a prediction and a value that it sees: all in a mini-batch; token by token, those up to its own."""
-        return tokens**2 if fast else tokens * (tokens + 1) // 2
-
-    # If k needs no gradient, predictions from the first S, which is empty, need none.
-    unreached = (1 - call.reach) * loss.into_predictions(seen(first), V)
-    begun = last - 1 or (
-        0 if N == 1 else size
-    )  # tokens in the mini-batch of the state, from which the last token starts
-    decode = 2 * K * V + loss.cost(last, V).forward  # predict, then read
-    if fast:  # a full mini-batch is folded first
-        decode += (2 * begun * K * V if last == 1 else 0) + 2 * K * V + 2 * last * (K + V)
-    else:
-        decode += 2 * begun * K * V + 4 * K * V
-    carried = call.item * (K * V + last * (K + V)) + int(loss.looks_back) * last * (call.item * V + 1)
-    other = Cost(backward=-unreached, decode=decode, state_bytes=carried)
-    return (core + loss.cost(whole * seen(size) + seen(rest), V) + other) * G
-
-
 # Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient. A gradient's
 # sum over a broadcast axis of length 1 is left out. `later` are the tokens after the first mini-batch.
-
-
-def _by_mini_batches(call: CostedCall, later: Size, last: Size, pairs: Size) -> Cost:
-    (_, N, K, V), reach, causal = call.sizes, call.reach, call.causal
-    folded = N - last if causal else N
-    core = Cost(
-        forward=2 * K * V * (2 * N + folded),  # predict, read, fold
-        # Into states through predictions and readings, into steps through folds; into k by all three, and into q.
-        backward=2 * K * V * (later + (later if causal else N) + folded + reach * (2 * N + folded)),
-    )
-    # What the mini-batch itself adds to what is read: pairs of its tokens, and their product with the steps.
-    return core + product(pairs * K, 2 * reach) + product(pairs * V, 1 + reach) if causal else core
-
-
-def _by_tokens(call: CostedCall, later: Size, _: Size, __: Size) -> Cost:
-    (_, N, K, V) = call.sizes
-    return Cost(forward=6 * N * K * V, backward=2 * K * V * (later + (2 + 3 * call.reach) * N))  # predict, write, read
 
 
 def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
@@ -244,7 +196,6 @@ def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
         source=source,
         reference=partial(ttt_attention_reference, loss=loss),
         fast=partial(ttt_attention, loss=loss),
-        cost=partial(ttt_cost, loss=loss),
         positional=True,
         signed=True,
         gates={"eta": StepSize},

@@ -12,13 +12,11 @@ A step multiplies the state by $\mathrm{Diag}(a) - \beta k k^T$, which is symmet
 below $\min a - \beta$ or above $\max a$: with $\beta$ up to 1 it enlarges nothing, whatever the decays.
 """
 
-from functools import partial
-
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.gla import ChannelDecay, by_chunks, channel_cost
+from ortho.attention.recurrent.gla import ChannelDecay, by_chunks
 from ortho.attention.recurrent.state import operands
 from ortho.gates import WriteStrength
 
@@ -61,7 +59,6 @@ MECHANISM = Mechanism(
     source="Peng et al. 2025, arXiv:2503.14456",
     reference=vector_gated_delta_reference,
     fast=vector_gated_delta,
-    cost=partial(channel_cost, erase=1, before_fading=1),
     positional=True,
     signed=True,
     gates={"beta": WriteStrength, "log_decay": ChannelDecay},

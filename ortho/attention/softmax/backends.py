@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ortho import checks
 from ortho._typing import Bool, Float, Tensor
-from ortho.attention.scores import blocked_pairs, flat_mask
+from ortho.attention.call import blocked_pairs
+from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import positive_scale
 
 BACKENDS = {

@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Float
 from ortho.attention.call import Call, attention_function, upcast
 from ortho.attention.kernel import once
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import flat_mask
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 
 ROWS, COLUMNS = 128, 512  # of a tile: a few such tiles of float32 fit in a CPU's cache
 
@@ -148,20 +147,6 @@ class _Flash(Function):
         return (*gradients, d_v, None, None, None, None)
 
 
-@closed_form
-def flash_cost(call: CostedCall, *, rows: int = ROWS, columns: int = COLUMNS) -> Cost:
-    """Closed-form cost of one self-attention call, in either form: sums over its tiles, so sizes must be numbers."""
-    if call.form == "reference":
-        return call.by(softmax_cost)
-    G, N, K, _ = call.sizes
-    pairs = G * sum(
-        (queries.stop - queries.start) * (keys.stop - keys.start)
-        for queries, read in tiles(N, N, call.causal, (rows, columns))
-        for keys, _ in read
-    )
-    return call.attending(pairs) + call.held_keys() + Cost(backward=2 * pairs * K)  # scores again
-
-
 MECHANISM = Mechanism(
     name="flash",
     family="softmax",
@@ -169,5 +154,4 @@ MECHANISM = Mechanism(
     reference=softmax_attention_reference,
     fast=flash_attention,
     exact=True,
-    cost=flash_cost,
 )

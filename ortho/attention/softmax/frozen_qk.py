@@ -22,7 +22,6 @@ nothing. The sink adds a term to $L_i$, which makes the output and, in the backw
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from math import floor, frexp, log2, sqrt
@@ -36,13 +35,11 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Bool, Float
-from ortho.attention.call import Call, attention_function
+from ortho.attention.call import Call, attention_function, blocked_pairs
 from ortho.attention.kernel import once
-from ortho.attention.mechanism import CostedCall, causal_pairs, closed_form
-from ortho.attention.scores import blocked_pairs, masked_softmax
-from ortho.attention.softmax.softmax_attention import positive_scale, softmax_cost
+from ortho.attention.scores import masked_softmax
+from ortho.attention.softmax.softmax_attention import positive_scale
 from ortho.heads import repeat_kv
 
 aten = torch.ops.aten
@@ -321,17 +318,3 @@ def _cudnn(N: int, M: int, K: int, is_causal: bool, dtype: torch.dtype, device: 
 # The compiler asks once and keeps the answer. `torch.compiler.assume_constant_result` sets the same attribute, but it
 # loads the whole compiler, which would slow the import of this package.
 _cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@closed_form
-def frozen_qk_cost(call: CostedCall) -> Cost:
-    """Closed-form cost of one self-attention call, in either form; q and k have no gradient.
-
-    V is at most K, and in the fast form the kernel reads values as wide as keys.
-    """
-    (G, N, K, _), c = call.sizes, channels(call.itemsize)
-    if call.form == "reference":
-        return call._replace(qk_grad=False).by(softmax_cost)
-    forward = call._replace(V=K, qk_grad=False).by(softmax_cost)
-    pairs = G * (causal_pairs(N) if call.causal else N * N)
-    return replace(forward, backward=2 * pairs * (2 * K + 2 * c), state_bytes=call.by(softmax_cost).state_bytes)

@@ -4,15 +4,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho._cost import Cost
-from ortho._typing import Float, Size, Tensor
+from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.mechanism import (
-    CostedCall,
-    Mechanism,
-    causal_pairs,
-    closed_form,
-)
+from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import masked_softmax
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
@@ -93,30 +87,6 @@ def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (q, scale) if scale > 0 else (-q, -scale)
 
 
-def materialised_cost(call: CostedCall, keys: Size = None) -> Cost:
-    """The cost of `softmax_attention_reference` with this number of keys, by default N."""
-    G, N, _, _ = call.sizes
-    return call.attending(G * N * (N if keys is None else keys)) + call.held_keys(keys)
-
-
-@closed_form
-def softmax_cost(call: CostedCall) -> Cost:
-    """Closed-form cost of one self-attention call, in either form.
-
-    The reference computes all N^2 scores; a causal call merely blocks half of them. The fused kernel computes only the
-    causal half, and recomputes the scores backward; it returns dq and dk whether or not they are needed (Dao et al.
-    2022, algorithms 1 and 4).
-    """
-    if call.form == "reference":
-        return materialised_cost(call)
-    G, N, K, V = call.sizes
-    pairs = G * (causal_pairs(N) if call.causal else N * N)
-    return call.held_keys() + Cost(
-        forward=2 * pairs * (K + V),
-        backward=2 * pairs * (3 * K + 2 * V),  # scores again, dP, dV, dQ, dK
-    )
-
-
 MECHANISM = Mechanism(
     name="softmax",
     family="softmax",
@@ -124,5 +94,4 @@ MECHANISM = Mechanism(
     reference=softmax_attention_reference,
     fast=softmax_attention,
     exact=True,
-    cost=softmax_cost,
 )

@@ -6,22 +6,20 @@ whose options are the fields of the class, follow from these.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from inspect import Parameter, Signature, signature
+from functools import partial
 from typing import Any
 
 import torch
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, Tensor
-from ortho.attention.call import AttentionFunction, Call, attention_function
+from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import uncompiled
-from ortho.attention.mechanism import CostedCall, Mechanism, closed_form
+from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.scores import flat_mask, masked_softmax
 from ortho.attention.sparse.block_mask import BlockMask, Rule, Section
-from ortho.attention.sparse.tiled_attention import tiled_attention, tiled_cost
+from ortho.attention.sparse.tiled_attention import tiled_attention
 
 
 @dataclass(frozen=True)
@@ -116,61 +114,13 @@ def pattern_attention(call: Call, *, pattern: Pattern) -> Float[Tensor, "*batch 
     return o.reshape(*q.shape[:-1], -1)
 
 
-@closed_form
-def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
-    """The cost of one self-attention call in closed form, for either form; takes symbols if the pattern does."""
-    if call.form == "reference":
-        G, N, _, _ = call.sizes
-        return call.attending(G * N * N) + call.held_keys()
-    pairs, last = (pattern.computed_pairs(call.N, is_causal=call.causal, last=last) for last in (False, True))
-    return tiled_cost(call, pairs, last)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatternMechanism(Mechanism):
-    """Softmax attention over the pairs of `pattern(**options)`; the options are also those of the functions."""
-
-    pattern: Callable[..., Pattern]
-
-
-def pattern_mechanism(name: str, of: type[Pattern], source: str, **defaults: Any) -> PatternMechanism:
+def pattern_mechanism(name: str, of: type[Pattern], source: str, **defaults: Any) -> Mechanism:
     """The entry of `MECHANISMS` for a pattern's class, whose fields, with `defaults` in place of the class's, become
-    the options of its functions and of its cost."""
-
-    def pattern(**options: Any) -> Pattern:
-        return of(**defaults | options)
-
-    @closed_form
-    def cost(call: CostedCall, **options: Any) -> Cost:
-        return call.by(pattern_cost, pattern=pattern(**options))
-
+    the options of its functions."""
+    make = partial(of, **defaults)
     reference, fast = (
-        _over(pattern, of, name, form, defaults) for form in (pattern_attention_reference, pattern_attention)
+        with_made(form, "pattern", make, name) for form in (pattern_attention_reference, pattern_attention)
     )
-    entry: dict[str, Any] = {"name": name, "family": "sparse", "source": source, "positional": True}
-    return PatternMechanism(**entry, reference=reference, fast=fast, cost=cost, pattern=pattern)
-
-
-def _over(
-    pattern: Callable[..., Pattern], of: type[Pattern], name: str, form: Any, defaults: dict[str, Any]
-) -> AttentionFunction:
-    """The attention function NAME_attention of a pattern's class in one form of `pattern_attention`."""
-    own = [
-        p.replace(kind=Parameter.KEYWORD_ONLY, default=defaults.get(p.name, p.default))
-        for p in signature(of).parameters.values()
-    ]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Any:
-        options = {p.name: call.pop(p.name) for p in own if p.name in call}
-        return form(q, k, v, pattern=pattern(**options), **call)
-
-    shared = [p for p in signature(form).parameters.values() if p.name != "pattern"]
-    attend.__name__ = attend.__qualname__ = form.__name__.replace("pattern", name.replace("-", "_"))
-    attend.__module__, attend.__doc__ = of.__module__, f"`{form.__name__}` over `{of.__name__}`. {of.__doc__}"
-    attend.__signature__ = Signature([*shared, *own])  # type: ignore[attr-defined]
-    return attend
-
-
-def pattern_of(mechanism: Mechanism, **options: Any) -> Pattern | None:
-    """The pattern of a mechanism made by `pattern_mechanism`, with these options; None for other mechanisms."""
-    return mechanism.pattern(**options) if isinstance(mechanism, PatternMechanism) else None
+    return Mechanism(
+        name=name, family="sparse", source=source, positional=True, reference=reference, fast=fast, make=make
+    )

@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ortho._cost import Cost
-from ortho._typing import Size
 from ortho.attention.call import no_autocast
 from ortho.attention.kernel import once
-from ortho.attention.mechanism import CostedCall
 from ortho.attention.sparse.block_mask import BlockMask, gather_rows
 
 # How many numbers, of scores or of gathered keys, are computed together: on a CPU they stay in its cache, on a GPU they
@@ -287,14 +284,3 @@ def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
         stop = t + 1 + len(list(takewhile(step.__eq__, steps[t:])))
         yield start + t, start + stop, width, (firsts[t], step) if step >= 0 else None
         t = stop
-
-
-def tiled_cost(call: CostedCall, pairs: Size, last_pairs: Size) -> Cost:
-    """The cost of `tiled_attention` where a sequence's block masks compute so many `pairs`, and those for the last
-    query alone `last_pairs`. The state is the keys and values."""
-    G, N, K, V = call.sizes
-    return call.attending(G * pairs) + Cost(
-        backward=2 * G * pairs * K,  # scores again
-        decode=2 * G * (K + V) * last_pairs,
-        state_bytes=call.itemsize * G * N * (K + V),
-    )

@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 
 from ortho import checks
 from ortho._typing import Bool, Float, State
-from ortho.attention.call import no_autocast
-from ortho.attention.scores import blocked_pairs, masked_softmax
+from ortho.attention.call import blocked_pairs, no_autocast
+from ortho.attention.scores import masked_softmax
 from ortho.heads import new_weight, split_heads
 from ortho.layers.synthesizer.sources import SOURCES, LogitSource, Seen
 from ortho.projections import head_sizes

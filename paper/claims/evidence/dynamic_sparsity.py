@@ -20,10 +20,11 @@ from torch import Tensor
 from ortho.attention import MECHANISMS
 from ortho.attention.dynamic_sparse.importance import importance_mask, key_norms, sampled_importance
 from ortho.attention.dynamic_sparse.routing import draw_centroids, nearest, routing_mask, update_centroids
-from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_cost, sparse_linear_weights
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_weights
 from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
 from ortho.attention.sparse.window import Window
+from ortho.cost.mechanisms.sparse import sparse_linear_cost
 from ortho.theory.estimates import SIGMAS
 from paper.claims.evidence.common import mean_interval, saves, seeded
 from paper.claims.figures import Interval

@@ -21,7 +21,7 @@ from ortho.attention.linear.feature_maps import EluPlusOne
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.block_sparse import Blocks
-from ortho.attention.sparse.pattern import Pattern, pattern_of
+from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
 from ortho.cost import Cost
 from paper.experiments.engine.records import Case
@@ -127,7 +127,7 @@ def _window(N: int, device: torch.device) -> Tensor:
 
 def _pattern(name: str) -> Pattern:
     """The pattern of a sparse mechanism."""
-    return cast(Pattern, pattern_of(MECHANISMS[name]))
+    return cast(Pattern, MECHANISMS[name].make())
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern, is_causal: bool) -> Any:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ortho.attention.mechanism import causal_pairs
-from ortho.attention.softmax.frozen_qk import channels, frozen_qk_attention, frozen_qk_cost
-from ortho.attention.softmax.softmax_attention import softmax_attention_reference, softmax_cost
+from ortho._cost import causal_pairs
+from ortho.attention.softmax.frozen_qk import channels, frozen_qk_attention
+from ortho.attention.softmax.softmax_attention import softmax_attention_reference
+from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
 from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step

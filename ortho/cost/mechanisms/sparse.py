@@ -1,0 +1,198 @@
+"""Softmax attention over some pairs, chosen by position or by content."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, NamedTuple
+
+from ortho._cost import Cost, product
+from ortho._typing import Size
+from ortho.attention.dynamic_sparse.groups import _tile
+from ortho.attention.dynamic_sparse.routing import CLUSTERS, WIDTH, _is_balanced
+from ortho.attention.dynamic_sparse.selection import tile_count
+from ortho.attention.dynamic_sparse.sparse_linear import FEATURES, WINDOW, Band
+from ortho.attention.dynamic_sparse.top_k import NUM_KEYS
+from ortho.attention.linear.feature_maps import FeatureMap
+from ortho.attention.recurrence import CHUNK
+from ortho.attention.sparse.block_mask import TILE
+from ortho.attention.sparse.pattern import Pattern
+from ortho.cost.mechanisms.call import CostedCall, closed_form
+from ortho.cost.mechanisms.softmax import materialised_cost
+
+
+def tiled_cost(call: CostedCall, pairs: Size, last_pairs: Size) -> Cost:
+    """The cost of `tiled_attention` where a sequence's block masks compute so many `pairs`, and those for the last
+    query alone `last_pairs`. The state is the keys and values."""
+    G, N, K, V = call.sizes
+    return call.attending(G * pairs) + Cost(
+        backward=2 * G * pairs * K,  # scores again
+        decode=2 * G * (K + V) * last_pairs,
+        state_bytes=call.itemsize * G * N * (K + V),
+    )
+
+
+@closed_form
+def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
+    """The cost of one self-attention call in closed form, for either form; takes symbols if the pattern does."""
+    if call.form == "reference":
+        G, N, _, _ = call.sizes
+        return call.attending(G * N * N) + call.held_keys()
+    pairs, last = (pattern.computed_pairs(call.N, is_causal=call.causal, last=last) for last in (False, True))
+    return tiled_cost(call, pairs, last)
+
+
+class Selecting(NamedTuple):
+    """The cost of a call on one sequence: choosing pairs, and attending to them. The positions and tables that say what
+    was selected are not counted."""
+
+    choosing: Size  # FLOPs
+    last_choosing: Size  # FLOPs for the last query alone
+    work: Size  # pairs computed by the fast form
+    last_work: Size
+    keys: Size  # of the state
+    numbers: Size = 0  # of the state besides keys and values, in float32 at least
+    integers: Size = 0
+
+
+def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
+    """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
+
+    The reference form computes all pairs, the fast one only the work of the block_masks.
+    """
+
+    @wraps(selecting)
+    def cost(call: CostedCall, **options: Any) -> Cost:
+        (G, N, K, V), itemsize = call.sizes, call.itemsize
+        spent = selecting(N, K, form=call.form, causal=call.causal, **options)
+        fast = call.form == "fast"
+        attending = tiled_cost(call, spent.work, spent.last_work) if fast else materialised_cost(call)
+        held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
+        return replace(attending, state_bytes=G * held) + Cost(
+            forward=G * spent.choosing, decode=G * spent.last_choosing
+        )
+
+    return closed_form(cost)
+
+
+@selection_cost
+def top_k_cost(N: Size, K: Size, *, num_keys: Size = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
+    """Closed form of one self-attention call, in either form; a symbol N stands for more than `num_keys`."""
+    kept = min(num_keys, N) if isinstance(N, int) else num_keys
+    return Selecting(
+        choosing=2 * N * N * K,
+        last_choosing=2 * N * K,
+        work=N * kept,
+        last_work=kept,
+        keys=N,
+    )
+
+
+@selection_cost
+def importance_cost(N: int, K: int, *, num_keys: int = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
+    """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
+    kept, tile = min(num_keys, N), min(TILE, N)
+    sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
+    T = len(sizes)
+    work, last = T * tile * kept, kept
+    if causal:
+        before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
+        work, last = (T * tile + before) * tile, 1 + min(num_keys, N - 1)
+    held = kept if form == "fast" else N
+    return Selecting(0, 0, work, last, keys=held, numbers=held)
+
+
+@closed_form
+def routing_cost(
+    call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
+) -> Cost:
+    """Closed form of one self-attention call, in either form; sizes must be numbers, not symbols."""
+    if not _is_balanced(balanced, call.causal):
+        return call.by(_nearest_cost, clusters=clusters, width=width)
+    G, N, K, V = call.sizes
+    if call.form == "reference":
+        attending = materialised_cost(call)
+    else:
+        w = min(width, N)
+        work, last = (clusters * n * w for n in (w, 1))
+        attending = tiled_cost(call._replace(N=clusters * w), work, last)
+    a_token = 2 * K * clusters
+    return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(
+        forward=G * 2 * N * a_token,
+        decode=G * (1 + N) * a_token,  # a query and all keys
+    )
+
+
+@selection_cost
+def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
+    """The cost with nearest clusters: products of normalised queries and keys with each centroid, and chunks that are
+    full in the worst case."""
+    work, last = (group_work(n, N, count=clusters, width=width) for n in (N, 1))
+    return Selecting(
+        choosing=4 * N * K * clusters,
+        last_choosing=4 * K * clusters,
+        work=work,
+        last_work=last,
+        keys=N,
+        integers=N,
+    )
+
+
+def group_work(N: int, M: int, *, count: int, width: int) -> int:
+    """The work per sequence of the block mask of N queries and M keys, in groups with labels below `count`."""
+    width = min(width, M)
+    size = _tile(width, N)
+    T = tile_count(N, tile_count(M, count, width), size)
+    return 2 * T * size * width
+
+
+@closed_form
+def sparse_linear_cost(
+    call: CostedCall, *, window: int = WINDOW, feature_map: FeatureMap = FEATURES, chunk: int = CHUNK
+) -> Cost:
+    """Closed form of one self-attention call with `log_linear_weight`, in either form; sizes must be numbers."""
+    (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
+    form, m, reach = call.form, feature_map.width(K), call.reach
+    mapped = feature_map.cost(G, N, N, K, m)
+    back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
+    if form == "reference":
+        rest = _reference_cost(call, m)
+        decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
+    else:
+        near = min(N, window)
+        if N == 1:
+            rest = _lone_cost(call, m)
+        else:
+            rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
+        decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
+        state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
+    return rest + Cost(forward=mapped.forward, backward=reach * back.backward, decode=decode, state_bytes=state)
+
+
+def _reference_cost(call: CostedCall, m: int) -> Cost:
+    (G, N, K, V), reach = call.sizes, call.reach
+    pairs = G * N * N
+    return Cost(forward=2 * pairs * (K + m + V), backward=2 * pairs * (2 * V + reach * 2 * (K + m)))
+
+
+def _lone_cost(call: CostedCall, m: int) -> Cost:
+    """The cost of one query and one key."""
+    (G, _, K, V), reach = call.sizes, call.reach
+    return Cost(forward=2 * G * (K + V + m * (V + 1)), backward=2 * G * (V + reach * (V + 2 * K + m * (V + 1))))
+
+
+def _chunked_cost(call: CostedCall, m: int, band: Band) -> Cost:
+    """The cost of softmax attention over the band of near keys, of far keys in chunks that also have near ones, and of
+    a memory of the features of far chunks, gathered and read."""
+    G, V, reach = call.B * call.H, call.V, call.reach
+    rows = G * band.chunks * band.chunk
+    near, mixed = (rows * len(offsets) * band.chunk for offsets in (band.offsets, band.mixed))
+    memory = product(2 * rows * m * V, 1 + reach) + product(rows * m, 2 * reach)
+    return call.attending(near) + call.attending(mixed, m) + memory
+
+
+COSTS = {
+    "top-k": top_k_cost,
+    "importance": importance_cost,
+    "routing": routing_cost,
+    "sparse-linear": sparse_linear_cost,
+}
