@@ -6,6 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paper.claims import Entry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,13 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = claims.add_mutually_exclusive_group()
     chosen.add_argument("ids", nargs="*", default=[], metavar="ID", help="these claims, such as S0.1.1a (default: all)")
     chosen.add_argument("--document", metavar="S0", help="one document's claims")
+    chosen.add_argument("--run", metavar="ID", help="execute this claim's chapter anew, and judge the claim by it")
     claims.add_argument("--json", action="store_true", help="as JSON, with the evidence in full")
     commands.add_parser("experiments", help="run measurements and write results/", add_help=False)
     args = parser.parse_args(argv)
-    return _claims(parser, args.json, args.document, args.ids)
+    ids = args.ids if args.run is None else [args.run]
+    return _claims(parser, args.json, args.document, ids, again=args.run is not None)
 
 
-def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str]) -> int:
+def _claims(
+    parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str], *, again: bool
+) -> int:
     from paper.claims import LedgerError, UnjudgedError, catalogue, counts_text, judge_all, ledger
     from paper.experiments import RecordError
 
@@ -44,6 +52,8 @@ def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None
         if unknown := [name for name in ids if name not in known.claims]:
             parser.error(f"ID: expected ids of the ledger, such as {next(iter(known.claims))}, got {unknown[0]!r}")
         entries = judge_all(ids) if ids else ledger(document)
+        if again:
+            entries = tuple(map(_executed, entries))
     except UnjudgedError as error:
         print(f"python -m paper: error: {error}", file=sys.stderr)
         entries, status = error.entries, 1
@@ -59,6 +69,26 @@ def _claims(parser: argparse.ArgumentParser, as_json: bool, document: str | None
     print(*map(repr, entries), sep="\n\n")
     print(f"\n{len(entries)} claim{'s' if len(entries) != 1 else ''}: {counts_text(entries)}")
     return status
+
+
+def _executed(entry: "Entry") -> "Entry":
+    """The entry of a claim by its chapter, executed anew; the notebook stays as it is. LedgerError if a cell fails."""
+    import nbformat
+
+    from paper.claims import LedgerError
+    from paper.claims.gathered import ROOT
+    from paper.claims.ledger import judged_anew
+    from tools.notebooks import NotebookError, run
+
+    if not entry.code:  # by an evidence function, which was run already
+        return entry
+    path = ROOT / "notebooks" / f"{entry.chapter}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    try:
+        run(notebook, path)
+    except NotebookError as error:
+        raise LedgerError(str(error)) from error
+    return judged_anew(entry.id, notebook.cells, entry.chapter)
 
 
 if __name__ == "__main__":

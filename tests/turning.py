@@ -3,9 +3,15 @@
 A `Turn` breaks functions, closed forms, modules or records, never the evidence function or the rule, and says which
 verdict must follow. The claim is judged by fresh copies of the evidence modules, whose constants and caches know only
 the broken world. Evidence that always returned the same finding would keep its verdict, and so fail.
+
+If a chapter's cell judges the claim, that cell runs in the broken world, after those that define what it reads.
 """
 
+import ast
+import builtins
+import json
 import re
+import symtable
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +24,12 @@ import pytest
 
 import paper.claims
 from paper.claims import Ledger, Verdict, catalogue, stored
+from paper.claims.gathered import ROOT, verdicts
 from paper.claims.ledger import Entry, _ledger
 from tools.notebooks import VERDICTS
 
-_EVIDENCE = re.compile(r"paper\.claims\.evidence(\..+)?")
-_JUDGES = re.compile(r"paper\.claims\.(?!evidence)")
+_EVIDENCE = re.compile(r"paper\.claims\.(evidence|shared)(\..+)?")
+_JUDGES = re.compile(r"paper\.claims\.(?!evidence|shared)")
 
 Change = Callable[[Any], Any]
 
@@ -34,7 +41,7 @@ class Turn:
     `changes` maps a dotted name, with a key in brackets for an entry of a dictionary
     ('ortho.attention.MECHANISMS[gla]'), to a function that makes the broken thing from the sound one. Names of the
     library are changed before the evidence is imported anew, so that evidence that imports them finds the broken ones.
-    Names in evidence modules are changed afterwards.
+    Names in evidence modules, and names that cells of a chapter define (without a dot), are changed afterwards.
     """
 
     to: Verdict
@@ -87,7 +94,8 @@ def stored_verdicts() -> dict[str, tuple[Entry, tuple[str, ...]]]:
 def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The claim, judged by evidence modules that are imported after the changes; `monkeypatch` undoes everything."""
     _ledger()._import()  # so that all modules come back
-    home = _ledger()._evidence[claim_id][0].__module__
+    in_chapter = claim_id not in _ledger()._evidence
+    home = "" if in_chapter else _ledger()._evidence[claim_id][0].__module__
     anew = Ledger(catalogue())
     monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
     # Without the checks of annotations, which would need each module to be compiled again.
@@ -98,15 +106,75 @@ def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytes
         package, _, child = name.rpartition(".")
         if package == paper.claims.__name__:  # the new import replaces this attribute
             monkeypatch.setattr(paper.claims, child, getattr(paper.claims, child))
-    late = [target for target in changes if _EVIDENCE.match(target)]
+    late = [target for target in changes if _EVIDENCE.match(target) or "." not in target]
     for target in [target for target in changes if target not in late]:
         _change(target, changes[target], monkeypatch)
+    if in_chapter:
+        here = {target: changes[target] for target in late if "." not in target}
+        for target in [target for target in late if target not in here]:
+            import_module(target.rpartition(".")[0])
+            _change(target, changes[target], monkeypatch)
+        return judged_by_cells(claim_id, here)
     import_module(home)
     functions = [function for function, _ in anew._evidence.values()]
     for target in late:
         assert resolve_name(target.partition("[")[0]) not in functions, f"{target}: expected no evidence function"
         _change(target, changes[target], monkeypatch)
     return anew.judge(claim_id)
+
+
+def judged_by_cells(claim_id: str, changes: Mapping[str, Change]) -> Entry:
+    """The claim, judged by the cell of its chapter, after those cells that define what it reads. Names that cells
+    define are changed as soon as they are defined."""
+    (row,) = (row for name, row in verdicts().items() if name == claim_id)
+    cells = json.loads((ROOT / "notebooks" / f"{row['chapter']}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = [cell["id"] for cell in cells if cell["cell_type"] == "code"]
+    wanted = [at := names.index(row["code"])]
+    reads = _reads(sources[at])
+    for before in reversed(range(at)):
+        if made := _makes(sources[before]) & reads:
+            wanted.insert(0, before)
+            reads = reads - made | _reads(sources[before])
+    world: dict[str, Any] = {"__name__": "chapter"}
+    left, shown = dict(changes), None
+    for source in map(sources.__getitem__, wanted):
+        for statement in ast.parse(source).body:
+            if isinstance(statement, ast.Expr):
+                shown = eval(compile(ast.Expression(statement.value), row["chapter"], "eval"), world)
+            else:
+                exec(compile(ast.Module([statement], []), row["chapter"], "exec"), world)
+            for target in [target for target in left if target.partition("[")[0] in world]:
+                name, _, key = target.removesuffix("]").partition("[")
+                if key:
+                    world[name] = {**world[name], key: left.pop(target)(world[name][key])}
+                else:
+                    world[name] = left.pop(target)(world[name])
+    assert not left, f"names that no cell defines: {list(left)}"
+    (entry,) = (entry for entry in shown.entries if entry.id == claim_id)
+    return entry
+
+
+def _symbols(source: str) -> symtable.SymbolTable:
+    return symtable.symtable(source, "cell", "exec")
+
+
+def _makes(source: str) -> set[str]:
+    """The names that a cell defines."""
+    return {one.get_name() for one in _symbols(source).get_symbols() if one.is_assigned() or one.is_imported()}
+
+
+def _reads(source: str) -> set[str]:
+    """The names that a cell takes from cells before it: those that it reads, in functions too, before it defines
+    them."""
+
+    def read(table: symtable.SymbolTable) -> set[str]:
+        own = {one.get_name() for one in table.get_symbols() if one.is_global() and one.is_referenced()}
+        return own.union(*map(read, table.get_children()))
+
+    top = _symbols(source)
+    found = {one.get_name() for one in top.get_symbols() if one.is_referenced()}.union(*map(read, top.get_children()))
+    return found - _makes(source) - set(dir(builtins))
 
 
 def _change(target: str, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Write book/verdicts.json: what the evidence of every claim gives, and the experiments whose records it reads.
+"""Write book/verdicts.json: what the evidence of each claim gives that no chapter judges in a cell of its own, and the
+experiments whose records it reads.
 
     python -m tools.verdicts
 
@@ -16,16 +17,17 @@ from unittest import mock
 from tools.notebooks import VERDICTS, replace, title
 
 # Fields that stay in the catalogue: a changed word there does not change a verdict.
-IN_THE_CATALOGUE = {"id", "document", "kind", "claim", "where", "quote", "note"}
+IN_THE_CATALOGUE = {"id", "document", "kind", "claim", "where", "quote", "note", "records", "code"}
 
 
 def gathered() -> dict[str, dict[str, Any]]:
     """Claim -> its entry and the experiments its evidence read. Only right in a process that has judged nothing yet."""
     from paper import experiments
-    from paper.claims import catalogue, judge
+    from paper.claims import judge
+    from paper.claims.ledger import _ledger
 
     found = {}
-    for claim in catalogue().claims:
+    for claim in _ledger().evident():
         with mock.patch.object(experiments, "load", wraps=experiments.load) as reads:
             entry = asdict(judge(claim))
         records = list(dict.fromkeys(call.args[0] for call in reads.call_args_list))

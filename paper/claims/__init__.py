@@ -17,6 +17,7 @@ from paper.claims.ledger import (
     evidence,
     judge,
     judge_all,
+    judge_each,
     ledger,
     stored,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "evidence",
     "judge",
     "judge_all",
+    "judge_each",
     "judged_here",
     "ledger",
     "ledger_table",

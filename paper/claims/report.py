@@ -64,10 +64,36 @@ def show(*claim_ids: str) -> Shown:
 
 
 def judged_here(*claim_ids: str) -> Shown:
-    """A line at the head of a chapter: the claims that it judges, each linked to its derivation, with its verdict."""
-    entries = [judge(claim_id) for claim_id in claim_ids]
-    linked = ", ".join(f"[{entry.id}](#{entry.id}) {entry.verdict}" for entry in entries)
-    return Shown(f"**Claims judged here:** {linked}.", ", ".join(f"{entry.id} {entry.verdict}" for entry in entries))
+    """A line at the head of a chapter: the claims that it judges, each linked to its derivation."""
+    linked = ", ".join(f"[{claim_id}](#{claim_id})" for claim_id in claim_ids)
+    return Shown(f"**Claims judged here:** {linked}.", ", ".join(claim_ids))
+
+
+def judged_markdown(entries: Sequence[Entry]) -> str:
+    """What a cell judged: a line for one claim, a table for several. Each links to its card in the ledger."""
+    if len(entries) == 1:
+        (entry,) = entries
+        severity = f" Severity: *{entry.severity}*." if entry.severity else ""
+        return _set(f"{_to_ledger(entry)} {_emphasised(entry)}{severity}{_parts_that_hold(entry)}")
+    rows = [(_to_ledger(entry), entry.source, entry.ours, f"**{_status(entry)}**") for entry in entries]
+    return table(rows, ("claim", "the source says", "computed here", "verdict")).markdown
+
+
+def _to_ledger(entry: Entry) -> str:
+    """A claim's id, linked to its card: its words, the quotation, all figures, the rule."""
+    return f'<a class="verdict" href="../book/ledger.html#ledger-{entry.id}">{entry.id}</a>'
+
+
+def _emphasised(entry: Entry) -> str:
+    """The finding in a sentence, with the verdict in bold type."""
+    return f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
+
+
+def _parts_that_hold(entry: Entry) -> str:
+    """' Holds in 3 of 4 parts.', or nothing for a claim of one part."""
+    if not entry.parts:
+        return ""
+    return f" Holds in {sum(verdict == 'confirmed' for _, verdict, *_ in entry.parts)} of {len(entry.parts)} parts."
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:
@@ -78,6 +104,7 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
 
     def row(entry: Entry) -> tuple[str, str]:
         name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
+        name = f'<span id="ledger-{entry.id}"></span>{name}'
         severity = f"<br>*{entry.severity}*" if entry.severity else ""
         told = {part: f"*{part}:* {value}" for part, value in _told(entry)}
         told["said"] = f'<span class="said">{told["said"]}</span>'
@@ -135,6 +162,8 @@ def entry_text(entry: Entry) -> str:
     quoted = [" " * 10 + line for line in _plain(entry.quote).splitlines()]
     at = lines.index(filled("said", entry.where)) + 1
     evidence = [filled(f"{name}:", value) for name, value in _evidence(entry)]
+    if entry.code:
+        evidence.append(filled("judged:", f"notebooks/{entry.chapter}.ipynb, cell {entry.code}"))
     return "\n".join([f"{entry.id} ({entry.kind}): {_status(entry)}", *lines[:at], *quoted, *lines[at:], *evidence])
 
 
@@ -208,10 +237,14 @@ def _is_number(cell: Any) -> bool:
     return not isinstance(cell, str) or bool(_NUMBER.fullmatch(cell))
 
 
+def _set(text: str) -> str:
+    """Markdown with the thousands of its formulas set without a gap."""
+    return _FORMULA.sub(lambda formula: figures.in_formula(formula[0]), text)
+
+
 def _piped(cell: str) -> str:
     """A cell's text within a row: a pipe would end the cell, a line break the row."""
-    cell = _FORMULA.sub(lambda formula: figures.in_formula(formula[0]), cell)
-    return re.sub(r"(?<!\\)\|", r"\\|", cell).replace("\n", " ")
+    return re.sub(r"(?<!\\)\|", r"\\|", _set(cell)).replace("\n", " ")
 
 
 def _aligned(lines: list[list[str]], numeric: list[bool]) -> str:

@@ -22,7 +22,7 @@ def test_the_stored_verdicts_are_those_that_the_chapters_show():
         outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
         shown[path.stem] = "\n".join("".join(data.get("text/markdown", "")) for data in outputs)
     for name, (entry, _) in stored(VERDICTS).items():
-        assert entry_markdown(entry) in shown[entry.chapter], name
+        assert entry.code or entry_markdown(entry) in shown[entry.chapter], name
 
 
 @pytest.mark.nightly
@@ -48,12 +48,12 @@ OTHER_CLAIMS, DAMAGED = "expected the claims of the catalogue, ", "expected the 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: rows.pop("S0.1.1a"), OTHER_CLAIMS + r"got \['S0.1.1a'\] "),
+        (lambda rows: rows.pop(next(iter(rows))), OTHER_CLAIMS + "got "),
         (lambda rows: rows.update({"S9.1a": {}}), OTHER_CLAIMS + r"got \['S9.1a'\] "),
-        (lambda rows: rows["S0.1.1a"].pop("verdict"), DAMAGED + ".*'verdict'"),
-        (lambda rows: rows["S0.1.1a"].pop("records"), DAMAGED + ".*'records'"),
-        (lambda rows: rows["S0.1.1a"].update(more="1"), DAMAGED + ".*'more'"),
-        (lambda rows: rows.update({"S0.1.1a": None}), DAMAGED),
+        (lambda rows: next(iter(rows.values())).pop("verdict"), DAMAGED + ".*'verdict'"),
+        (lambda rows: next(iter(rows.values())).pop("records"), DAMAGED + ".*'records'"),
+        (lambda rows: next(iter(rows.values())).update(more="1"), DAMAGED + ".*'more'"),
+        (lambda rows: rows.update({next(iter(rows)): None}), DAMAGED),
         *((text, DAMAGED) for text in (None, "[]", "{", "3")),  # in place of the whole file; None: no file
     ],
 )

@@ -14,7 +14,7 @@ from ortho.layers.synthesizer import SynthesizerAttention
 from ortho.projections import FrozenProjection, StructuredProjection
 from paper.claims import Verdict
 from paper.claims.evidence import cheaper_heads as cheaper
-from paper.claims.evidence import hardware, lookup, methods
+from paper.claims.evidence import hardware, methods
 from paper.claims.evidence import measured_step as measured
 from paper.claims.evidence import printed_speed_ups as printed
 from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products, r, saved_share, speed_up
@@ -36,6 +36,7 @@ from paper.claims.evidence.printed_speed_ups import (
     update_share,
     weights_that_fit,
 )
+from paper.claims.shared import lookup
 from paper.experiments.speed import analysis as summary
 from paper.experiments.speed import training_step
 from paper.memory import layer_bytes

@@ -3,11 +3,9 @@
 import pytest
 from learning_fakes import CPU, GPU, SEEDS, along_budgets, digits, made_up, real, record, task, text
 
-from ortho.orthogonal import DRAWS
 from paper.claims import Verdict
 from paper.claims.evidence import combinations, gradient_depth, one_learned_head
 from paper.claims.evidence import does_freezing_hold as freezing
-from paper.claims.evidence import orthogonal_or_gaussian as initialisation
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import fine_tuning, images, language, synthetic
 from paper.experiments.learning.synthetic import Learnt
@@ -34,11 +32,11 @@ def test_made_up_records_have_what_is_read_of_real_ones():
 def test_without_records_nothing_is_judged(stored):
     found = [evidence() for evidence in (combinations.with_other_attention, combinations.other_fields)]
     found += [evidence() for evidence in (freezing.tried, freezing.generalisation, freezing.tasks, freezing.stability)]
-    found += [one_learned_head.learned_heads(), initialisation.orthogonal_is_required()]
+    found += [one_learned_head.learned_heads()]
     assert {finding.verdict for finding in found} == {UNTESTABLE}
     assert "More bits a byte" not in found[0].ours
     assert "No record yet of: bytes, bytes-little" in found[2].ours
-    assert "there is no record of the experiment bytes" in found[-2].ours
+    assert "there is no record of the experiment bytes" in found[-1].ours
     assert freezing.every_setting() == {} and freezing.missing() == list(freezing.NAMES)
 
 
@@ -359,98 +357,6 @@ def test_stability_is_judged_against_learned_heads(monkeypatch, learned, verdict
 
 
 # ----------------------------------------------------------------------------------- orthogonal or Gaussian (S0, 5.2d)
-
-# How many bits a byte the other draws have above orthogonal matrices of the right scale.
-MORE = {"low-rank": 0.2, "4 x": 0.3, "1/4 x": 0.4, "Gaussian": 0.0}
-
-
-def drawn(device=CPU, digits_more=None, identity=3.0, **more):
-    """Runs of all arms; `more` changes how far a way of drawing is above the orthogonal one, by its name or by arm.
-
-    On digits heads that see no other token do as well as frozen ones.
-    """
-    more = {**MORE, **{name.replace("_", " "): value for name, value in more.items()}}
-    ways = {"frozen": MORE, "stopped": MORE, "learned": initialisation.WAYS[:2]}
-    bits = dict.fromkeys(ways, 2.0) | {"identity": identity}
-    bits |= {f"{kind} {way}": 2 + more.get(f"{kind} {way}", more[way]) for kind, some in ways.items() for way in some}
-    lower = more["Gaussian"] / 4 if digits_more is None else digits_more
-    shares = {"frozen": 0.9, "identity": 0.9, "frozen Gaussian": 0.9 - lower}
-    return {"bytes": runs(text, bits, device=device), "images": runs(digits, shares, device=device)}
-
-
-@pytest.fixture
-def judge(stored):
-    """A function that gives the finding for given records."""
-
-    def judged(records):
-        stored(**records)
-        return initialisation.orthogonal_is_required()
-
-    return judged
-
-
-@pytest.mark.parametrize(
-    ("more", "verdict"),
-    [
-        ({}, REFUTED),
-        ({"Gaussian": 0.1}, CONFIRMED),
-        ({"Gaussian": -0.1}, REFUTED),
-        ({"frozen_Gaussian": 0.1}, CONDITIONAL),
-        ({"stopped_Gaussian": 0.1}, CONDITIONAL),
-        ({"digits_more": 0.03}, CONDITIONAL),
-        ({"Gaussian": 0.1, "digits_more": 0}, CONFIRMED),  # where attention is not needed, only what shows counts
-        ({"Gaussian": 0.1, "frozen_low-rank": 0.0}, CONDITIONAL),
-        ({"Gaussian": 0.1, "low-rank": 0.0}, REFUTED),
-        ({"identity": 2.0, "digits_more": 0}, UNTESTABLE),  # heads that see no other token do as well anywhere
-        ({"Gaussian": 0.1, "1/4 x": 0.0, "4 x": 0.0}, CONFIRMED),  # another scale says nothing of other laws
-    ],
-)
-def test_orthogonal_matrices_are_required_where_the_runs_say_so(judge, more, verdict):
-    found = judge(drawn(**more))
-    assert found.verdict == verdict and "make orthogonal matrices" in found.source
-
-
-def test_parts_say_what_the_other_matrices_are(judge):
-    said = judge(drawn(Gaussian=0.1)).ours
-    assert "same scale: frozen on bytes: -0.1 (better)" in said
-    assert "learned 4 x: -0.3 (better)" in said, "the level of a seed is in no difference"
-    assert "from 0.05 bits a byte on" in said
-    low = said.partition("of a low rank: ")[2].partition("QR, SVD, Haar")[0]
-    assert "frozen low-rank" in low and "stopped low-rank" in low and " x" not in low
-
-
-def test_heads_that_add_nothing_are_noted(judge):
-    said = judge(drawn(frozen_Gaussian=-0.2, identity=2.0)).ours
-    said = said.partition("More bits a byte than heads that see no other token: ")[2]
-    assert "stopped: 0 (equivalent)" in said and "frozen Gaussian: -0.2 (better)" in said
-
-
-def test_nothing_is_judged_before_all_seeds_have_run(judge):
-    found = judge({})
-    assert all(label in found.ours for label in ("frozen on bytes", "frozen low-rank"))
-    records = drawn(Gaussian=0.1)
-    last = ("frozen low-rank", SEEDS[-1])
-    cases = ((r, r["configuration"]) for r in records["bytes"])
-    records["bytes"] = [r for r, case in cases if (case["arm"], case["seed"]) != last]
-    found = judge(records)
-    assert found.verdict == UNTESTABLE and "not yet all runs of frozen low-rank" in found.ours
-    assert "frozen low-rank" in initialisation.compared(initialisation.OTHER_MATRICES, every_seed=False)
-    assert "frozen low-rank" not in initialisation.compared(initialisation.OTHER_MATRICES)
-
-
-def test_a_gpu_is_judged_only_where_there_is_no_cpu(judge):
-    ours, theirs = drawn(), drawn(GPU, Gaussian=0.1)
-    assert judge(theirs).verdict == CONFIRMED
-    assert judge({name: [*theirs[name], *ours[name]] for name in ours}).verdict == REFUTED
-    beside = initialisation.compared(initialisation.SAME_SCALE, device=GPU)
-    assert [one.outcome for one in beside.values()] == ["better"] * 3
-
-
-def test_a_draw_that_is_not_orthogonal_is_found(monkeypatch):
-    sound = initialisation.residual("QR")
-    for other in (DRAWS["gaussian"], lambda d, **options: DRAWS["haar"](d, **options) * (1 + 1e-11)):
-        monkeypatch.setitem(initialisation.WAYS_TO_DRAW, "QR", other)
-        assert initialisation.residual("QR") > 100 * sound
 
 
 # --------------------------------------------------------------------------------- one learned head beside others (S2)

@@ -18,9 +18,9 @@ from ortho.theory.johnson_lindenstrauss import dimension, failure_bound
 from ortho.theory.kernels import tokens
 from ortho.theory.unbiasedness import omegas, raw_qr_rows, root_norm_rows, unit_norm_rows
 from paper.claims.evidence import linear_attention as linear
-from paper.claims.evidence import lookup
 from paper.claims.evidence import random_features as features
 from paper.claims.evidence.methods import EXACT, misplaced
+from paper.claims.shared import lookup
 
 # ------------------------------------------------------------------ The evidence on linear attention, in four documents
 

@@ -157,20 +157,6 @@ def test_a_damaged_file_of_records_exits_with_1(tmp_path, monkeypatch, capsys):
     assert said.err.count("\n") == 1
 
 
-def test_claims_without_records_are_not_judged(tmp_path):
-    """From a copy of the packages with no results beside them: S0.1.1a is judged, S2.4.1a needs records."""
-    for package in ("ortho", "paper"):
-        shutil.copytree(ROOT / package, tmp_path / package)
-    command = [sys.executable, "-m", "paper", "claims"]
-    done = subprocess.run([*command, "S0.1.1a", "S2.4.1a"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "1 claim: 1 confirmed"
-    assert done.stderr == (
-        "python -m paper: error: claims that need records were not judged (S2.4.1a): results: expected a folder with "
-        f"records of experiments, got {tmp_path / 'results'} without any\n"
-    )
-
-
 def test_experiments_get_their_own_arguments(monkeypatch):
     given = []
     monkeypatch.setattr(experiments, "main", lambda argv: given.append(argv) or 7)

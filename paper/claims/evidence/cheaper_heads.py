@@ -16,11 +16,11 @@ from ortho.projections import FrozenProjection
 from ortho.projections.structured import factors
 from paper import experiments
 from paper.claims.evidence import one_learned_head
-from paper.claims.evidence.common import SOME, seeded
 from paper.claims.evidence.frozen_layer import train_once
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, holds, improves, region
+from paper.claims.shared.common import SOME, seeded
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.learning import language
 

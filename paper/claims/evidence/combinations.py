@@ -11,11 +11,11 @@ from ortho.cost import layer
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper import experiments
-from paper.claims.evidence.common import IDLE, SHOWN, Arms, noting_each, seeded, without_records
 from paper.claims.figures import listing, span
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, counted, holds, improves, untestable
+from paper.claims.shared.common import IDLE, SHOWN, Arms, noting_each, seeded, without_records
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import images, language, synthetic
 from paper.experiments.learning.heads import window_heads

@@ -21,10 +21,10 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import Arms, relative_error, without_records
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, loses_nothing
 from paper.claims.rules import all_of, counted, holds
+from paper.claims.shared.common import Arms, relative_error, without_records
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import fine_tuning
 

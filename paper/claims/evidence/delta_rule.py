@@ -17,10 +17,10 @@ from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta import delta_rule, delta_rule_reference
 from ortho.theory.transitions import product, recall_errors, reflection_drift, unit_keys
 from paper import experiments
-from paper.claims.evidence.common import EXACT_STEPS, normal, relative_error, saves, seeded, without_records
 from paper.claims.figures import listing, show
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, improves, region
+from paper.claims.shared.common import EXACT_STEPS, normal, relative_error, saves, seeded, without_records
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row

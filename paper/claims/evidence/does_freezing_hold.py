@@ -18,11 +18,11 @@ from ortho.orthogonal import haar
 from paper import experiments
 from paper.claims import figures
 from paper.claims.evidence import gradient_depth as depth
-from paper.claims.evidence.common import IDLE, SHOWN, Arms, noting_each, seeded
 from paper.claims.evidence.low_resource import gap, long_runs
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, holds, improves, region, untestable
+from paper.claims.shared.common import IDLE, SHOWN, Arms, noting_each, seeded
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.learning import analysis, fine_tuning, images, language, synthetic, translating

@@ -26,10 +26,10 @@ from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap, Taylor
 from ortho.attention.sparse.window import Window
 from ortho.cost.mechanisms.sparse import sparse_linear_cost
 from ortho.theory.estimates import SIGMAS
-from paper.claims.evidence.common import mean_interval, saves, seeded
 from paper.claims.figures import Interval
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, holds, improves, region
+from paper.claims.shared.common import mean_interval, saves, seeded
 from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "16-dynamic-sparsity"

@@ -14,10 +14,10 @@ from ortho.cost import block, layer, of
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import optimiser_bytes
 from ortho.layers.multihead import MultiheadAttention
-from paper.claims.evidence.common import seeded
 from paper.claims.figures import percent, show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, contradiction, counted, growth, growth_where, holds, printed, region
+from paper.claims.shared.common import seeded
 from paper.claims.verdicts import Finding, Parts
 from paper.elementwise import formulas
 

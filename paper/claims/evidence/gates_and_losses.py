@@ -24,10 +24,10 @@ from ortho.cost import layer
 from ortho.theory import transitions
 from ortho.theory.transitions import unit_keys
 from paper import experiments
-from paper.claims.evidence.common import EXACT_STEPS, mean_interval, normal, relative_error, seeded, without_records
 from paper.claims.figures import Interval, outward
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, holds, improves, region, untestable
+from paper.claims.shared.common import EXACT_STEPS, mean_interval, normal, relative_error, seeded, without_records
 from paper.claims.verdicts import Finding
 from paper.experiments.learning import analysis
 from paper.experiments.learning import study as learning

@@ -17,9 +17,9 @@ from ortho.cost.counting import Allocations
 from ortho.cost.models import mixture_of_experts, recomputed
 from ortho.layers.feed_forward import MixtureOfExperts
 from paper import experiments
-from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, seeded
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, counted, growth, holds, mended, region, untestable
+from paper.claims.shared.common import EXACT, IN_N, normal, relative_error, seeded
 from paper.claims.verdicts import Finding
 from paper.experiments.speed import attention_analysis as attention_rows
 from paper.experiments.speed.analysis import Row

@@ -16,11 +16,10 @@ from ortho.cost.big_o import H, N, d
 from ortho.layers.feed_forward import FeedForward
 from ortho.layers.multihead import MultiheadAttention
 from paper import elementwise, memory
-from paper.claims.evidence.common import orders
 from paper.claims.evidence.printed_models import SCENARIOS
-from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
-from paper.claims.rules import all_of, counted, growth, printed, region
+from paper.claims.rules import all_of, counted, region
+from paper.claims.shared.common import orders
 from paper.claims.verdicts import Finding
 
 CHAPTER, WHOLE = "01-the-standard-layer", "23-whole-transformer"
@@ -50,48 +49,10 @@ def product(*widths: sympy.Expr | int) -> sympy.Expr:
     return MECHANISMS["softmax"].cost(1, N, H, *widths, form="reference").forward
 
 
-def megabytes(length: int) -> float:
-    """The size of one head's score matrix in FP16."""
-    q = k = torch.empty(length, 64, dtype=torch.float16, device="meta")
-    return (q @ k.mT).nbytes / 1e6
-
-
-def trained(d_model: int) -> int:
-    """How many numbers a layer trains."""
-    return sum(weight.numel() for weight in MultiheadAttention(d_model, d_model // 64, device="meta").parameters())
-
-
-MEGABYTES = {4096: "33.5", 8192: "134", 16384: "536"}
-
 evidence_table(
     CHAPTER,
     {
         # Q, K, V and the output projection, all alike
-        "S0.1.1a": lambda: growth("N*d^2", 3 * (STANDARD.forward - CORE.forward) / 4),
-        "S0.1.1b": lambda: {
-            "$QK^T$": growth("N^2*d", product(d / H, 0)),
-            "softmax": growth("N^2", softmax()),
-            "times $V$": growth("N^2*d", product(0, d / H)),
-        },
-        "S0.1.1c": lambda: {
-            "total": growth("N^2*d + N*d^2", time()),
-            "$N \\gg d$": growth("N^2*d", time(), held=("d",)),
-        },
-        "S0.1.2a": lambda: all_of(
-            {"total": growth("N^2 + N*d", kept()), "$N \\gg d$": growth("N^2", kept(), held=("d",))}
-        ).noting(f"A fused kernel keeps {show(kept('fast'))} numbers and no score matrix"),
-        "S0.1.2b": lambda: {
-            "one head's matrix": printed(
-                {f"$N = {length}$": text for length, text in MEGABYTES.items()},
-                {f"$N = {length}$": megabytes(length) for length in MEGABYTES},
-                unit=" MB",
-            ),
-            "a layer's, in bytes of FP16": growth("N^2", 2 * quadratic(kept())),
-        },
-        "S0.1.3a": lambda: counted(
-            {"layer": "4*d^2", "$d = 768$": 2_359_296, "$d = 1024$": 4_194_304},
-            {"layer": STANDARD.trained, "$d = 768$": trained(768), "$d = 1024$": trained(1024)},
-        ),
     },
 )
 

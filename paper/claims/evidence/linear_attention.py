@@ -24,9 +24,14 @@ from ortho.cost.big_o import H, N, d, m
 from ortho.theory import associativity, kernels
 from ortho.theory.associativity import Matrix, left_first, product, product_flops, right_first
 from paper import experiments, memory
-from paper.claims.evidence import hardware, lookup
+from paper.claims.evidence import hardware
 from paper.claims.evidence.combinations import KERNELS
-from paper.claims.evidence.common import (
+from paper.claims.evidence.layer import softmax
+from paper.claims.figures import show
+from paper.claims.ledger import evidence
+from paper.claims.rules import all_of, contradiction, counted, growth, holds, improves, mended, region, untestable
+from paper.claims.shared import lookup
+from paper.claims.shared.common import (
     EXACT,
     IN_N,
     SOME,
@@ -38,10 +43,6 @@ from paper.claims.evidence.common import (
     seeded,
     without_records,
 )
-from paper.claims.evidence.layer import softmax
-from paper.claims.figures import show
-from paper.claims.ledger import evidence
-from paper.claims.rules import all_of, contradiction, counted, growth, holds, improves, mended, region, untestable
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.learning import images
 from paper.experiments.speed import attention_analysis as attention_rows

@@ -16,12 +16,12 @@ import torch
 from ortho.cost.configurations import CONFIGURATIONS
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import as_much_as, reported, without_records
 from paper.claims.evidence.printed_models import PRECISIONS, SCENARIOS
 from paper.claims.figures import Interval
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, Told, Unit, loses_nothing, outperforms
 from paper.claims.rules import all_of, improves, region, untestable
+from paper.claims.shared.common import as_much_as, reported, without_records
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments import Record
 from paper.experiments.devices import judged_device, of_judged_devices

@@ -11,14 +11,14 @@ from ortho.attention.positional.positional_attention import SEVEN, positional_at
 from ortho.cost import Cost, layer
 from ortho.cost.big_o import H, N, d, m
 from ortho.cost.layers import hybrid
-from paper.claims.evidence import lookup
 from paper.claims.evidence.cheaper_heads import still_right
-from paper.claims.evidence.common import without_records
 from paper.claims.evidence.low_resource import CHAPTER, fixed_gain, of_text
 from paper.claims.figures import show
 from paper.claims.ledger import catalogue, evidence
 from paper.claims.outcomes import loses_nothing
 from paper.claims.rules import all_of, contradiction, growth, holds, improves, region
+from paper.claims.shared import lookup
+from paper.claims.shared.common import without_records
 from paper.claims.verdicts import Finding
 from paper.elementwise import elementwise
 from paper.memory import fitted

@@ -18,8 +18,14 @@ from ortho.cost.big_o import H, N, d, m
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.synthesizer import Random, SynthesizerAttention
 from paper import experiments, memory
-from paper.claims.evidence import lookup
-from paper.claims.evidence.common import (
+from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
+from paper.claims.evidence.frozen_layer import linear_backward
+from paper.claims.evidence.linear_attention import reordering
+from paper.claims.figures import show
+from paper.claims.ledger import evidence, evidence_table
+from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, growth_where, holds, region
+from paper.claims.shared import lookup
+from paper.claims.shared.common import (
     EXACT,
     IN_N,
     SOME,
@@ -28,12 +34,6 @@ from paper.claims.evidence.common import (
     seeded,
     without_records,
 )
-from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
-from paper.claims.evidence.frozen_layer import linear_backward
-from paper.claims.evidence.linear_attention import reordering
-from paper.claims.figures import show
-from paper.claims.ledger import evidence, evidence_table
-from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, growth_where, holds, region
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.learning import synthetic
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from paper import experiments
 from paper.claims import figures
-from paper.claims.evidence.common import Arms
 from paper.claims.ledger import evidence
 from paper.claims.outcomes import BITS_A_BYTE, loses_nothing, outperforms
 from paper.claims.rules import all_of, untestable
+from paper.claims.shared.common import Arms
 from paper.claims.verdicts import Finding
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import ladder, ladder_analysis, language

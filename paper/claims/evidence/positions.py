@@ -17,11 +17,11 @@ from ortho.attention.position_bias.path_attention import Reflections, path_atten
 from ortho.attention.position_bias.position_delta import position_delta_attention_reference
 from ortho.attention.recurrent.delta import delta_rule_reference
 from ortho.attention.scores import unit
-from paper.claims.evidence.common import normal, relative_error
 from paper.claims.evidence.gates_and_losses import OVERWRITTEN as BEYOND
 from paper.claims.evidence.gates_and_losses import more_right
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, holds, region
+from paper.claims.shared.common import normal, relative_error
 from paper.claims.verdicts import Finding, Parts
 
 CHAPTER = "14-positions"

@@ -13,12 +13,12 @@ from ortho.cost.big_o import H, N, d
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.cost.counting import flops_of
 from ortho.layers.multihead import MultiheadAttention
-from paper.claims.evidence.common import SOME
 from paper.claims.evidence.frozen_layer import linear_backward
 from paper.claims.evidence.printed_speed_ups import CHAPTER, HEAD_WIDTH, against_limit, against_table, limit
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, bound, contradiction, counted, growth, printed, region
+from paper.claims.shared.common import SOME
 from paper.claims.verdicts import Finding, Parts
 from paper.elementwise import elementwise
 from paper.memory import formula, step_memory

@@ -41,11 +41,11 @@ from ortho.theory.variance import (
     where_orthogonality_helps,
 )
 from paper import memory
-from paper.claims.evidence.common import EXACT, SOME, as_much_as, normal, orders, relative_error, seeded
 from paper.claims.evidence.methods import COSTS, FAVOR_WIDTH, favor_misplaced, misplaced, unlike_softmax
 from paper.claims.figures import Interval, outward, show, span
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import all_of, counted, growth, holds, improves, mended, region
+from paper.claims.shared.common import EXACT, SOME, as_much_as, normal, orders, relative_error, seeded
 from paper.claims.verdicts import Finding, Parts
 from paper.theory.approximation import MOST, drawn_errors
 

@@ -29,10 +29,10 @@ from ortho.theory.reachability import layers_to_reach, reached
 from paper import experiments, memory
 from paper.claims import figures
 from paper.claims.evidence import dynamic_sparsity, hardware
-from paper.claims.evidence.common import EXACT, IN_N, normal, relative_error, saves
 from paper.claims.evidence.dynamic_sparsity import INPUTS
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, mended, region, untestable
+from paper.claims.shared.common import EXACT, IN_N, normal, relative_error, saves
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
 
