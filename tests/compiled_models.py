@@ -92,7 +92,10 @@ CASES |= {
     "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
 }
 CASES |= {
-    f"{kind} heads": (lambda kind=kind: HybridAttention(D, H, heads=[(kind, 1), ("learned", 1)], **KIND), causal)
+    f"{kind} heads": (
+        lambda kind=kind: HybridAttention(D, H, heads=[(kind, 1), ("learned", 1)], **KIND),
+        causal if kind not in MECHANISMS or MECHANISMS[kind].causal else bidirectional,
+    )
     for kind in HEADS
 }
 CASES |= {
@@ -128,7 +131,7 @@ CASES |= {
     "language model": model(),
     "language model, window": model(attention="window"),
     "language model, fox": model(attention="fox", positions="sinusoidal"),
-    "language model, hybrid": model(layer=HybridAttention, heads={"learned": 1, "positional": 1}),
+    "language model, hybrid": model(layer=HybridAttention, heads={"selective-induction": 1, "positional": 1}),
     "text encoder": (lambda: TextEncoder(WORDS, D, H, 1, **TEXT), padded_text),
     "vision transformer": (lambda: VisionTransformer(4, 2, D, H, 1, num_classes=3, channels=1, **KIND), images),
     "encoder-decoder": (lambda: EncoderDecoder(WORDS, D, H, 1, **TEXT), pair),

@@ -25,11 +25,13 @@ pytestmark = [
 FEW = ["softmax, fast", "linear, fast", "top-k, fast", "frozen torch", "stopped heads"]
 # Autograd in chunks, tilings of several kinds, tilings of a pattern.
 AT_ONE_LENGTH = ["fox, fast", "language model, window"]
-# Tiles, our kernels with feature maps and with gates, every kind of layer and of model.
+# Tiles, our kernels with feature maps and with gates, every kind of layer and of model. (Induction heads of one token
+# have a projection of exactly one tensor.)
 IN_ONE_GRAPH = [
     *("flash, fast", "favor, fast", "gated-delta, fast", "synthesizer dot-product"),
     *("frozen projection", "padded", "exchanged", "structured-stopped heads", "rotary heads", "linear heads"),
-    *("positional heads", "convolved", "language model, hybrid", "text encoder", "vision transformer"),
+    *("induction heads", "selective-induction heads", "positional heads", "convolved"),
+    *("language model, hybrid", "text encoder", "vision transformer"),
 ]
 BY_DEFAULT = ["softmax, fast", "top-k, fast", "linear, fast", "fox, fast", "delta, fast", "language model, window"]
 
@@ -81,6 +83,39 @@ def test_lengths_one_after_the_other(name):
 def test_without_a_graph_break(name):
     """Checks that read values are skipped while compiling."""
     agree(name, lambda module: torch.compile(module, backend="eager", fullgraph=True), lengths=(5,))
+
+
+@pytest.mark.parametrize("name", CASES if WHOLE else IN_ONE_GRAPH)
+def test_without_gradients(name):
+    """Under `no_grad` and `inference_mode`, as a model is served."""
+    make, given = CASES[name]
+    torch.manual_seed(0)
+    module, (operands, kwargs) = make(), given(5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            compiled = torch.compile(module, backend="eager", fullgraph=name in IN_ONE_GRAPH)
+            torch.testing.assert_close(
+                compiled(*operands, **kwargs), module(*operands, **kwargs), atol=1e-10, rtol=1e-10
+            )
+
+
+@pytest.mark.parametrize(
+    "name", ["exchanged", "stopped heads", "structured-stopped heads", "selective-induction heads"]
+)
+def test_training_under_autocast(name):
+    """The traced backward pass makes q and k again in half precision, as the forward pass did; then both round alike,
+    but for sums in another order: 8 terms of 2^-9."""
+    make, given = CASES[name]
+    torch.manual_seed(0)
+    plain = make().float()
+    other = copy.deepcopy(plain)
+    ((x,), kwargs), found = given(5), []
+    for module, call in ((plain, plain), (other, torch.compile(other, backend="aot_eager", fullgraph=True))):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(x.float(), **kwargs)
+        y.float().square().sum().backward()
+        found.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None} | {"y": y})
+    torch.testing.assert_close(found[1], found[0], rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.parametrize("name", BY_DEFAULT if WHOLE else BY_DEFAULT[:1])

@@ -149,16 +149,10 @@ class _FrozenQK(Function):
     """Attention to v. Kept are q and k, or x and the tensors of the `projection` that makes them each time."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        v: Tensor,
-        mask: Tensor | None,
-        projection: nn.Module | None,
-        is_causal: bool,
-        scale: float | None,
-        sink: float | None,
-        *kept: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        """Of (v, mask, projection, is_causal, scale, sink, *kept). `torch.compile` leaves ctx out if a function has as
+        many parameters as it is given arguments, which two are never."""
+        v, mask, projection, is_causal, scale, sink, *kept = given
         q, k = kept if projection is None else _projected(projection, kept[0])
         if projection is not None and (v.shape[:-1] != k.shape[:-1] or v.shape[-1] > q.shape[-1]):
             wanted = f"shape {(*k.shape[:-1], 'V')} with V of at most {q.shape[-1]}, like the projection's keys"
