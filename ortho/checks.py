@@ -6,6 +6,7 @@ What PyTorch refuses clearly by itself is left to PyTorch.
 import operator
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 import torch
@@ -99,6 +100,13 @@ def _plain(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
+def untraced(what: str) -> None:
+    """RuntimeError in `torch.jit.trace`, as in TensorBoard's `add_graph`, for `what` depends on values, or on sizes as
+    integers: the graph would hold those of one call."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise RuntimeError(f"torch.jit.trace: expected a function that can be traced, got {what}")
+
+
 def positive_int(name: str, value: Any) -> int:
     """`value` as an int if it is an integer of at least 1 (NumPy's too), else TypeError or ValueError."""
     try:
@@ -112,11 +120,12 @@ def positive_int(name: str, value: Any) -> int:
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` if it is a number in [0, 1), else TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """`value` as a float if it is a number in [0, 1) (NumPy's too), else TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number in [0, 1), got {describe(value)}")
-    expect(0 <= value < 1, name, "a number in [0, 1)", value)
-    return float(value)
+    number = float(value)
+    expect(0 <= number < 1, name, "a number in [0, 1)", value)
+    return number
 
 
 def heads(d_model: Any, num_heads: Any) -> tuple[int, int]:

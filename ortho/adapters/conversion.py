@@ -1,9 +1,10 @@
 """Freeze queries and keys in any model, in place, and back."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 def freeze_qk(
     model: ModelT,
     *,
-    layers: Sequence[int | str] | None = None,
+    layers: Iterable[int | str] | None = None,
     draw: str | None = "haar",
     stop_gradient: bool = False,
     generator: torch.Generator | None = None,
@@ -105,11 +106,11 @@ def to_standard(module: ModelT) -> ModelT:
 
 def _chosen(layers: Any, found: Sequence[AttentionLayer]) -> list[AttentionLayer]:
     """The layers with these indices or names."""
-    if isinstance(layers, str) or not isinstance(layers, Sequence | range | set | frozenset):
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise TypeError(f"layers: expected indices or names, got {describe(layers)}")
     chosen: set[int] = set()
     for one in layers:
-        if isinstance(one, bool) or not isinstance(one, int | str):
+        if isinstance(one, bool) or not isinstance(one, Integral | str):
             raise TypeError(f"layers: expected indices or names, got {describe(one)}")
         fits = [
             i for i, layer in enumerate(found) if one == i or (isinstance(one, str) and fnmatchcase(layer.name, one))

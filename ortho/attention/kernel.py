@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ortho import checks
 from ortho.attention.call import no_autocast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,6 +78,7 @@ def uncompiled(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting():
             raise RuntimeError(f"torch.export: expected a function that can be traced, got {function.__name__}")
+        checks.untraced(function.__name__)
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         if not plain:

@@ -172,6 +172,7 @@ class MixtureOfExperts(nn.Module):
     def _has_room(self, experts: Int[Tensor, "B N k"]) -> Bool[Tensor, "B N k"]:
         if self.capacity_factor is None:
             return torch.ones_like(experts, dtype=torch.bool)
+        checks.untraced("the room of an expert")
         B, N, k = experts.shape
         capacity = ceil(round(self.capacity_factor * k * N / self.num_experts, 9))  # 11.000000000000002 is 11
         asked = one_hot(experts.flatten(1), self.num_experts)  # (B, N k, E), a token's choices one after the other
@@ -194,9 +195,8 @@ class MixtureOfExperts(nn.Module):
         for number in range(self.num_experts):
             pairs = (routing.kept & (routing.experts == number)).flatten().nonzero()[:, 0]
             rows = pairs // self.top_k
-            if len(rows):
-                output = self._expert(tokens.index_select(0, rows), number)
-                y = y.index_add(0, rows, weights.index_select(0, pairs)[:, None] * output)
+            output = self._expert(tokens.index_select(0, rows), number)
+            y = y.index_add(0, rows, weights.index_select(0, pairs)[:, None] * output)
         return y.view_as(x)
 
     def extra_repr(self) -> str:

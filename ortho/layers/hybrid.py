@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -154,9 +155,9 @@ def split(heads: Heads, num_heads: int) -> list[tuple[Kind, int, dict[str, Any]]
             checks.one_of("heads", kind, {**HEADS, **MECHANISMS})
         elif not callable(kind):
             raise TypeError(f"heads: expected a kind's name or what makes it, got {checks.describe(kind)}")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
             raise ValueError(f"heads: expected numbers of at least 0, got {checks.describe(count)}")
-        found += [(kind, count, dict(*options))] if count else []
+        found += [(kind, int(count), dict(*options))] if count else []
     total = sum(count for _, count, _ in found)
     checks.expect(total == num_heads, "heads", f"numbers that are together num_heads = {num_heads}", total)
     return found

@@ -153,7 +153,7 @@ class VisionTransformer(nn.Module):
         patches = images.unflatten(-2, (-1, p)).unflatten(-1, (-1, p))  # (B, channels, rows, p, columns, p)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, rows * columns, channels * p * p)
         x = linear(patches.contiguous(), self.weight_patch, self.bias_patch)  # patches of one pixel are still a view
-        x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1) + self.embed_positions  # (B, N, d)
+        x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1) + self.embed_positions  # (B, N, d)
         for block in self.blocks:
             x = block(x)
         return self.norm(x)

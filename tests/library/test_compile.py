@@ -33,6 +33,11 @@ IN_ONE_GRAPH = [
     *("induction heads", "selective-induction heads", "positional heads", "convolved"),
     *("language model, hybrid", "text encoder", "vision transformer"),
 ]
+# Projections of one, two and four tensors; other backward passes of our own; a model.
+SERVED = [
+    *("induction heads", "stopped projection", "exchanged", "selective-induction heads", "linear, fast", "flash, fast"),
+    *("convolved", "language model, hybrid"),
+]
 BY_DEFAULT = ["softmax, fast", "top-k, fast", "linear, fast", "fox, fast", "delta, fast", "language model, window"]
 
 
@@ -85,7 +90,7 @@ def test_without_a_graph_break(name):
     agree(name, lambda module: torch.compile(module, backend="eager", fullgraph=True), lengths=(5,))
 
 
-@pytest.mark.parametrize("name", CASES if WHOLE else IN_ONE_GRAPH)
+@pytest.mark.parametrize("name", CASES if WHOLE else SERVED)
 def test_without_gradients(name):
     """Under `no_grad` and `inference_mode`, as a model is served."""
     make, given = CASES[name]
@@ -93,15 +98,13 @@ def test_without_gradients(name):
     module, (operands, kwargs) = make(), given(5)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            compiled = torch.compile(module, backend="eager", fullgraph=name in IN_ONE_GRAPH)
+            compiled = torch.compile(module, backend="eager", fullgraph=name in SERVED)
             torch.testing.assert_close(
                 compiled(*operands, **kwargs), module(*operands, **kwargs), atol=1e-10, rtol=1e-10
             )
 
 
-@pytest.mark.parametrize(
-    "name", ["exchanged", "stopped heads", "structured-stopped heads", "selective-induction heads"]
-)
+@pytest.mark.parametrize("name", ["exchanged", "selective-induction heads"])
 def test_training_under_autocast(name):
     """The traced backward pass makes q and k again in half precision, as the forward pass did; then both round alike,
     but for sums in another order: 8 terms of 2^-9."""

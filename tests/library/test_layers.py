@@ -1,11 +1,20 @@
 """Layers, blocks and the language model: what is trained, what is kept, conversion, errors."""
 
+import numpy as np
 import pytest
 import torch
 from gradients import trained
 from seeded import generator
 
-from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho import (
+    MECHANISMS,
+    HybridAttention,
+    LanguageModel,
+    MultiheadAttention,
+    TransformerBlock,
+    freeze_qk,
+    to_standard,
+)
 from ortho.gates import ReflectingWriteStrength
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS, FrozenProjection
@@ -177,3 +186,24 @@ def test_initialisation_scale():
     # The variance estimate of 65,536 entries has a relative spread below 1 %; the bound is five of these.
     for weight in (learned.projection.weight_q, learned.weight_v, DRAWS["haar"](256, generator=generator())):
         assert abs(weight.var().item() * 256 - 1) < 0.05
+
+
+@pytest.mark.unchecked
+def test_numbers_of_numpy():
+    """Heads chosen by `np.argsort`, sizes and shares computed by NumPy, are taken as Python's numbers are."""
+    n, x = np.int64, torch.randn(1, 9, 16)
+    MultiheadAttention(n(16), n(4), num_kv_heads=n(2), head_dim=n(4), dropout=np.float32(0.1))(x)
+    for attention, options in {"window": {"width": n(4)}, "favor": {"m": n(8)}, "top-k": {"k": n(4)}}.items():
+        MultiheadAttention(16, 4, attention=attention, **options)(x, is_causal=True)
+    HybridAttention(16, n(4), heads={"learned": n(1), "positional": n(3)})(x)
+    model = LanguageModel(n(11), n(16), n(4), n(2), max_length=n(32), dropout=np.float32(0.1))
+    how = {"temperature": np.float32(0.7), "top_k": n(5), "top_p": np.float32(0.9), "stop": n(3)}
+    model.generate(torch.zeros(1, 5, dtype=torch.long), n(4), **how)
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 3)
+    freeze_qk(encoder, layers=np.argsort([3, 1, 2])[:2])  # the second and the third
+    assert [all(p.requires_grad for p in layer.parameters()) for layer in encoder.layers] == [True, False, False]
+    for name, m in MECHANISMS.items():
+        q, k, v = torch.randn(3, 1, 2, 9, 4)
+        for form in (m.reference, m.fast):
+            by_numpy, plain = (form(q, k, v, is_causal=m.causal, scale=s) for s in (np.float32(0.5), 0.5))
+            assert torch.equal(by_numpy, plain), name

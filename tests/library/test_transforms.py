@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from compiled_models import CASES, causal
+from extent import WHOLE as EVERY
 from torch.autograd import forward_ad
 
 from ortho import MECHANISMS, LanguageModel
@@ -75,6 +77,50 @@ def test_export(attention):
         lengths = {"dynamic_shapes": ({1: torch.export.Dim("n", min=2, max=16)},)}
         program = torch.export.export(model, (tokens,), **lengths).module()
         same(program(tokens[:, :5]), model(tokens[:, :5]))
+
+
+LAYERS = [
+    *(f"{name}, fast" for name in MECHANISMS),
+    *("exchanged", "induction heads", "positional heads", "convolved", "stopped projection", "structured projection"),
+    *(
+        "synthesizer dense",
+        "experts, fast, room None",
+        "experts, fast, room 1.0",
+        "language model",
+        "vision transformer",
+    ),
+]
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [x for x in CASES if "reference" not in x] if EVERY else LAYERS)
+def test_trace(name):
+    """`torch.jit.trace`, as in TensorBoard's `add_graph`: right at other lengths, too, or refused in one sentence."""
+    make, given = CASES[name]
+    torch.manual_seed(0)
+    module = make()
+
+    class Call(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *operands):
+            masks = {"is_causal": True} if given is causal else {}
+            return self.inner(*operands, **masks)
+
+    one, refused = Call(), ""
+    try:
+        traced = torch.jit.trace(one, given(9)[0], check_trace=False)
+    except RuntimeError as error:
+        refused = str(error)
+    if refused:
+        assert refused.startswith("torch.jit.trace: expected a function that can be traced, got ")
+        return
+    for length in (5, 13):
+        operands, _ = given(length)
+        same(traced(*operands), one(*operands))
 
 
 @pytest.mark.parametrize("fit", ["gerf", "saderf", "aderf", "sderf"])

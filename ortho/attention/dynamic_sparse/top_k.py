@@ -36,7 +36,7 @@ def _selected(call: Call, num_keys: int) -> Int[Tensor, "*batch N k"]:
     M, found = call.k.shape[-2], []
     num_keys = min(checks.positive_int("num_keys", num_keys), M)
     q = call.q.detach() * (
-        (call.factor > 0) - (call.factor < 0)
+        int(call.factor > 0) - int(call.factor < 0)
     )  # with a negative scale the lowest products score best
     for tile in tiles_of_queries(call, M):
         scores = products(q[..., tile, :], call.k).masked_fill(~reachable(call, tile), -torch.inf)  # (..., n, M)

@@ -39,7 +39,7 @@ def _depths(call: Call) -> tuple[Tensor, Tensor]:
     """The depth -m_h p of each query and key, (H, N) and (H, M); without heads (N,) and (M,)."""
     q, past, (N, M) = call.q, call.past, (call.q.shape[-2], call.k.shape[-2])
     places = torch.arange(0, -max(past + N, M), -1, dtype=torch.float64, device=q.device)
-    of_heads = torch.tensor(slopes(q.shape[-3] if q.dim() > 2 else 1), dtype=torch.float64, device=q.device)
+    of_heads = torch.tensor(slopes(int(q.shape[-3]) if q.dim() > 2 else 1), dtype=torch.float64, device=q.device)
     depths = of_heads[:, None] * places if q.dim() > 2 else of_heads * places
     return depths[..., past : past + N], depths[..., :M]
 

@@ -175,6 +175,7 @@ def reflected_attention(
     length, keys, key_mask = q.shape[-2], call.v.shape[-2], call.key_mask
     if length == 1:
         return reflected_attention_reference(call, q, k, r, past, content)
+    checks.untraced("reflected attention in blocks")
     number = -(-length // checks.positive_int("block", block))
     width = -(-length // number)  # of equal blocks
     behind = width * number - length

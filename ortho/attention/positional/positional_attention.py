@@ -126,6 +126,7 @@ def positional_attention(
     the mean of the last word so far (..., H, V) and the patterns' sums over what is before it, (..., V, vectors), both
     float64; and the word's position, its count of tokens and its number (..., h, 3).
     """
+    checks.untraced("positional_attention")
     there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
     patterns = named(patterns)
     lead, N = v.shape[:-3], v.shape[-2]

@@ -145,6 +145,7 @@ class Blocks(NamedTuple):
 
 def chunk_width(length: int, chunk: int) -> int:
     """The largest power of two that is at most `chunk`, or the smallest that holds the sequence if this is shorter."""
+    checks.untraced("a decay for each channel, in chunks")
     return 1 << min(chunk.bit_length() - 1, (length - 1).bit_length())
 
 

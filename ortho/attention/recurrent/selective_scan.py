@@ -66,6 +66,7 @@ def selective_scan(
     1, 2, 4, ... tokens of the chunk. All factors are decays between two tokens, so none exceeds 1 and nothing is
     divided. Kept for the backward pass is one state per chunk; the states within it are found again.
     """
+    checks.untraced("selective_scan")
     q, k, v, log_decay, S = _operands(call, dt, A)
     checks.positive_int("chunk", chunk)
     rows = []

@@ -136,6 +136,7 @@ def state_now(state: State) -> Float[Tensor, "*batch K V"]:
 
 def _sizes(begun: int, length: int, mini_batch_size: int) -> list[int]:
     """The number of tokens that go into each mini-batch; the first one has `begun` tokens already."""
+    checks.untraced("ttt_attention")
     first = min(length, mini_batch_size - begun % mini_batch_size)
     whole, rest = divmod(length - first, mini_batch_size)
     return [first, *[mini_batch_size] * whole, *([rest] if rest else [])]

@@ -80,6 +80,7 @@ def frozen_qk_attention(call: Call, *, sink: float | None = None) -> Float[Tenso
     raises ValueError, and a device without a fused kernel for the dtype raises PyTorch's RuntimeError. The result
     cannot be differentiated twice.
     """
+    checks.untraced("frozen_qk_attention")
     _constants(call, sink)
     q, k, v = call.q, call.k, call.v
     if v.shape[-1] > q.shape[-1]:
@@ -113,6 +114,7 @@ def recomputed_attention(
     Raises TypeError or ValueError, naming the argument, if attn_mask is not a fitting boolean mask, if is_causal is not
     a bool, and if v does not fit the projection's keys.
     """
+    checks.untraced("frozen_qk_attention")
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal: expected True or False, got {checks.describe(is_causal)}")
     if attn_mask is not None:
