@@ -139,8 +139,9 @@ class Cache(ABC):
         return sum(x.nbytes for x in (*self._held, *self.beside))
 
     def copy(self: CacheT) -> CacheT:
-        """An independent copy."""
-        return copy.deepcopy(self)
+        """An independent copy, to be used in and outside inference mode."""
+        with torch.inference_mode(False):
+            return copy.deepcopy(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the function, which may be, or belong to, a layer."""

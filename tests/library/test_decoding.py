@@ -152,17 +152,16 @@ def test_counted(name):
         for length in lengths:
             cache = new_cache(name, length)
             if length > 1:
-                before = {gate: _tokens(value, 0, length - 1) for gate, value in gates.items()}
-                cache.attend(*(x[..., : length - 1, :] for x in operands), **before)
-            last = {gate: _tokens(value, length - 1, length) for gate, value in gates.items()}
+                cache.attend(*(x[..., : length - 1, :] for x in operands), **_tokens(gates, 0, length - 1))
+            last = _tokens(gates, length - 1, length)
             flops = flops_of(cache.attend, *(x[..., length - 1 : length, :] for x in operands), **last)
             declared = decoded(name, 2, length, 4, 6, 6, num_kv_heads=shared)
             assert (flops, cache.nbytes) == (declared.forward, declared.nbytes), length
 
 
-def _tokens(gate, start, stop):
-    """The numbers of some tokens, from a gate (B, H, N) or (B, H, N, ...)."""
-    return gate[:, :, start:stop]
+def _tokens(operands, start, stop):
+    """The numbers of some tokens, from operands (B, H, N) or (B, H, N, ...); A of a selective scan belongs to none."""
+    return {name: x if name == "A" and x.dim() == 4 else x[:, :, start:stop] for name, x in operands.items()}
 
 
 def test_kinds():
@@ -303,11 +302,11 @@ def test_what_was_read_is_the_callers_again(name):
     expected = mechanism.fast(q, k, v, is_causal=True, **gates)[..., -1:, :]
     cache = new_cache(name, 9)
     first = {"q": q, "k": k, "v": v, **gates}
-    buffers = {key: _tokens(x, 0, 8).clone() for key, x in first.items()}
+    buffers = {key: x.clone() for key, x in _tokens(first, 0, 8).items()}
     cache.attend(**buffers)
     for buffer in buffers.values():
         buffer.fill_(0.5)
-    got = cache.attend(**{key: _tokens(x, 8, 9) for key, x in first.items()})
+    got = cache.attend(**_tokens(first, 8, 9))
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)  # float32 in other sums; 0.5 for k would show at 1
 
 

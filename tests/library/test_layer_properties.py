@@ -23,7 +23,6 @@ from ortho import (
     TransformerBlock,
 )
 from ortho.attention.positional.patterns import Gaussian
-from ortho.layers.hybrid import HEADS
 from ortho.layers.short_convolution import short_convolution
 
 H, LONGEST = 4, 40
@@ -95,10 +94,6 @@ def layer(name, form, width, seed):
 def inputs(shape, seed):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=g, dtype=torch.float64), g
-
-
-def test_the_splits_have_all_kinds():
-    assert {kind for heads in SPLITS for kind in heads} == set(HEADS)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -132,6 +132,8 @@ def _pattern(name: str) -> Pattern:
 
 def flex(q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern, is_causal: bool) -> Any:
     """Attention over a pattern's pairs by PyTorch's compiled FlexAttention (Dong et al. 2024, arXiv:2412.05496)."""
+    if q.device.type == "cpu" and q.requires_grad:
+        raise ValueError("q: expected no need of a gradient, which FlexAttention does not have on a CPU")
     return _flex_kernel()(q, k, v, block_mask=_flex_mask(pattern, is_causal, q.shape[-2], q.device))
 
 
