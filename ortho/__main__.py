@@ -1,14 +1,14 @@
 """`python -m ortho`: the names that the library knows, from the command line."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ortho import HEADS, PROJECTIONS, __version__
 from ortho.attention import MECHANISMS
 from ortho.attention.positional.patterns import PATTERNS
 from ortho.layers.synthesizer import SOURCES
 
-OTHERS = {
+OTHERS: dict[str, Collection[str]] = {
     "Projections: MultiheadAttention(projection=NAME)": PROJECTIONS,
     "Kinds of heads: HybridAttention(heads={NAME: COUNT})": HEADS,
     "Positional patterns: PositionalHeads(patterns=[NAME, ...])": PATTERNS,
