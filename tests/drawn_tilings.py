@@ -24,14 +24,14 @@ def shuffled(first, stop, block, g, *, left_out=0, holes=0):
     return tokens[torch.randperm(len(tokens), generator=g)].unflatten(0, (-1, block))
 
 
-def drawn_table(queries, keys, g, *, own=False, most=4):
+def drawn_table(queries, keys, g, *, most=4):
     """For each tile, up to `most` blocks in random order, then absent ones; the first tile has at least one block."""
     T, S = queries.shape[-2], keys.shape[-2]
-    rows = torch.full((G if own else 1, T, min(most, S)), ABSENT)
-    for t, row in enumerate(rows.flatten(0, 1)):
-        number = int(torch.randint(int(t == 0), rows.shape[2] + 1, (), generator=g))
+    rows = torch.full((T, min(most, S)), ABSENT)
+    for t, row in enumerate(rows):
+        number = int(torch.randint(int(t == 0), rows.shape[1] + 1, (), generator=g))
         row[:number] = torch.randperm(S, generator=g)[:number]
-    return rows if own else rows[0]
+    return rows
 
 
 def drawn_part(g, *, start=0, label=1, labels=None, queries=(4, {}), keys=(3, {}), table=None):
@@ -49,15 +49,16 @@ def counted(tilings, G, N, M, start=0):
     """For each pair, with queries from `start` on: how many tilings hold it, and how many read it, (G, N, M) each."""
     kept, read = torch.zeros(2, G, N, M, dtype=torch.long)
     for tiling in tilings:
-        tables = (tiling.queries, tiling.keys, tiling.table)
-        for g, (queries, keys, table) in enumerate(zip(*(x.expand(G, *x.shape[-2:]) for x in tables), strict=True)):
-            i = queries[:, :, None]  # (T, B, 1)
-            j = keys[table.clamp(min=0)].masked_fill((table < 0)[..., None], ABSENT).flatten(1)[:, None]  # (T, 1, W B)
-            there = (i >= 0) & (j >= 0)
-            allowed = there if tiling.allowed is None else there & tiling.allowed(i, j)
-            for count, some in ((kept[g], allowed), (read[g], there)):
-                some, rows, columns = torch.broadcast_tensors(some, i - start, j)
-                count.index_put_((rows[some], columns[some]), torch.tensor(1), accumulate=True)
+        i, table = tiling.queries[:, :, None], tiling.table  # (T, B, 1)
+        j = (
+            tiling.keys[table.clamp(min=0)].masked_fill((table < 0)[..., None], ABSENT).flatten(1)[:, None]
+        )  # (T, 1, W B)
+        there = (i >= 0) & (j >= 0)
+        allowed = there if tiling.allowed is None else there & tiling.allowed(i, j)
+        for count, some in ((kept, allowed), (read, there)):
+            some, rows, columns = torch.broadcast_tensors(some, i - start, j)
+            for g in range(G):
+                count[g].index_put_((rows[some], columns[some]), torch.tensor(1), accumulate=True)
     return kept, read
 
 
@@ -71,8 +72,6 @@ KINDS = {
     "shuffled queries": ((4, SHUFFLED), (3, {}), {}),
     "shuffled keys": ((4, {}), (3, SHUFFLED), {}),
     "holes": ((4, {"left_out": 5, "holes": 4}), (5, {"left_out": 3, "holes": 2}), {}),
-    "tables of each": ((4, {}), (3, {}), {"own": True}),
-    "tables of each, shuffled": ((4, SHUFFLED), (3, SHUFFLED), {"own": True}),
 }
 
 

@@ -648,7 +648,7 @@ TURNS = {
     "S4.4c": Turn(  # one more operation for each pair of tokens
         REFUTED,
         {
-            "ortho.attention.dynamic_sparse.sparse_linear.sparse_linear_cost": costing(
+            "ortho.cost.mechanisms.sparse.sparse_linear_cost": costing(
                 forward=lambda cost, B, N, *_: cost.forward + N**2
             )
         },

@@ -9,14 +9,18 @@ In the fast form a chunk is a block of keys, and queries of one chunk form tiles
 does not depend on the groups, and that many are computed.
 """
 
-from typing import NamedTuple
-
 import torch
 
-from ortho._typing import Bool, Int, Tensor
+from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call
-from ortho.attention.dynamic_sparse.selection import first_position, joined, positions, tiles_by_label
-from ortho.attention.sparse.block_mask import ABSENT, BlockMask
+from ortho.attention.dynamic_sparse.selection import (
+    ABSENT,
+    attend_in_tiles,
+    gather_rows,
+    placed,
+    positions,
+    tiles_by_label,
+)
 
 
 def group_mask(
@@ -38,55 +42,28 @@ def _unmasked(of_keys: Int[Tensor, "*batch M"], call: Call) -> Int[Tensor, "*bat
     return of_keys if call.key_mask is None else of_keys.masked_fill(~call.key_mask, ABSENT)
 
 
-class Chunks(NamedTuple):
-    """Chunks of the keys, and which of them each query reads: its own and, where that `continues` a group, the one
-    before."""
-
-    keys: Int[Tensor, "G S width"]
-    continues: Bool[Tensor, "G S"]
-    own: Int[Tensor, "G N"]
-
-
-def chunks_of(
+def attend_in_groups(
     of_queries: Int[Tensor, "G N"], of_keys: Int[Tensor, "G M"], call: Call, count: int, width: int
-) -> Chunks:
-    """The chunks of groups with labels below `count`."""
-    of_keys = _unmasked(of_keys, call)
-    M = of_keys.shape[1]
-    tiles = tiles_by_label(of_keys, count, width)
+) -> Float[Tensor, "G N V"]:
+    """Attention over the kept pairs of groups with labels below `count`."""
+    of_keys, M, N = _unmasked(of_keys, call), of_keys.shape[1], of_queries.shape[1]
+    chunks = tiles_by_label(of_keys, count, width)
     # The number of keys in a query's group up to its position, by bisection in all keys, sorted by group and position.
     key = of_keys.masked_fill(of_keys < 0, count) * (M + 1) + torch.arange(M, device=of_keys.device)
     group, i = of_queries.clamp(min=0), positions(call).clamp(max=M - 1)
-    place = torch.searchsorted(key.sort(1).values, group * (M + 1) + i, right=True) - tiles.starts.gather(1, group)
-    chunk = (place - 1).clamp(min=0) // width
-    none = (of_queries < 0) | (tiles.sizes.gather(1, group) == 0)
-    joins = tiles.labels[:, 1:] == tiles.labels[:, :-1]
-    return Chunks(
-        tiles.positions,
-        torch.cat([joins.new_zeros(len(joins), 1), joins], 1),
-        (tiles.first.gather(1, group) + chunk).masked_fill(none, ABSENT),
-    )
+    place = torch.searchsorted(key.sort(1).values, group * (M + 1) + i, right=True) - chunks.starts.gather(1, group)
+    own = chunks.first.gather(1, group) + (place - 1).clamp(min=0) // width
+    own = own.masked_fill((of_queries < 0) | (chunks.sizes.gather(1, group) == 0), ABSENT)
+    tiles = tiles_by_label(own, chunks.labels.shape[1], tile_width(width, N))
+    # A tile reads its queries' own chunk and, where that continues a group, the one before.
+    at = tiles.labels.clamp(min=0)
+    before = (at - 1).clamp(min=0)
+    continues = (at > 0) & (chunks.labels.gather(1, at) == chunks.labels.gather(1, before))
+    read = torch.stack([before.masked_fill(~continues, ABSENT), tiles.labels], -1)  # (G, T, 2)
+    keys = gather_rows(chunks.positions, read.clamp(min=0)).masked_fill((read < 0)[..., None], ABSENT)
+    return placed(attend_in_tiles(call, tiles.positions, keys.flatten(2)), tiles.positions, N)
 
 
-def group_tiling(chunks: Chunks, call: Call) -> BlockMask:
-    """The block mask of the kept pairs, for `attend_joined`."""
-    N, M, first = call.q.shape[1], call.k.shape[1], first_position(call)
-    S, width = chunks.keys.shape[1:]
-    tiles = tiles_by_label(chunks.own, S, _tile(width, N))
-    before = (tiles.labels - 1).masked_fill(~chunks.continues.gather(1, tiles.labels.clamp(min=0)), ABSENT)
-    table = joined(torch.stack([tiles.labels, before], -1), S).flatten(0, 1)
-    # All tiles read two chunks: an empty chunk takes the place of an absent one.
-    keys = torch.cat([joined(chunks.keys, M).flatten(0, 1), chunks.keys.new_full((1, width), ABSENT)])
-    table = table.masked_fill(table < 0, len(keys) - 1)
-    queries = joined(tiles.positions, N).flatten(0, 1)
-
-    def allowed(i: Tensor, j: Tensor) -> Tensor:
-        at, of = first + i.clamp(min=0) % N, j.clamp(min=0) % M
-        return of <= at if call.is_causal else torch.ones_like(i + j, dtype=torch.bool)
-
-    return BlockMask(queries, keys, table, allowed)
-
-
-def _tile(width: int, N: int) -> int:
+def tile_width(width: int, N: int) -> int:
     """Queries of a chunk that are computed together: fewer than its keys, as one tile of each chunk is not full."""
     return max(1, min(width // 4, N))

@@ -22,26 +22,24 @@ from torch.nn.functional import one_hot
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
-from ortho.attention.dynamic_sparse.groups import chunks_of, group_mask, group_tiling
+from ortho.attention.dynamic_sparse.groups import attend_in_groups, group_mask
 from ortho.attention.dynamic_sparse.selection import (
-    attend_joined,
+    attend_in_tiles,
     attend_to_mask,
     best_positions,
     continued,
     drawn_once,
     first_position,
     flat,
-    joined,
     mask_function,
     new_keys,
+    placed,
     positions,
     products,
 )
 from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import masked_softmax
-from ortho.attention.sparse.block_mask import ABSENT, BlockMask
-from ortho.attention.sparse.tiled_attention import tiled_attention
 
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with
@@ -136,8 +134,8 @@ def routing_attention(
     balanced: bool | None = None,
     same_tokens: bool = False,
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`routing_attention_reference` in time and memory linear in N for a fixed number of clusters, in float32 at least;
-    not differentiable twice."""
+    """`routing_attention_reference` in time and memory linear in N for a fixed number of clusters, in float32 at
+    least."""
     mu, x = _centroids(centroids, call.q), flat(call)
     parts: State = ()
     if _is_balanced(balanced, call.is_causal):
@@ -146,8 +144,8 @@ def routing_attention(
     else:
         of_queries, of_keys = _clusters(call, mu)
         queries, keys = (each.reshape(-1, each.shape[-1]) for each in (of_queries, of_keys))
-        chunks = chunks_of(queries, keys, x, mu.shape[-2], min(width, call.k.shape[-2]))
-        o, parts = attend_joined(x, [group_tiling(chunks, x)]), (of_keys,)
+        o = attend_in_groups(queries, keys, x, mu.shape[-2], min(width, call.k.shape[-2]))
+        parts = (of_keys,)
     return o.view(*call.q.shape[:-1], -1), parts
 
 
@@ -187,40 +185,16 @@ def _clusters_mask(
 
 
 def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[Tensor, "G c m"]) -> Tensor:
-    """Attention on copies of each cluster's queries and keys, side by side; outputs are added up where they belong."""
-    (G, N), M = call.q.shape[:2], call.k.shape[1]
-    rows, columns = (joined(of, n).flatten().clamp(min=0) for of, n in ((of_queries, N), (of_keys, M)))
-    last = (
-        of_queries + first_position(call) if call.is_causal else of_queries.new_full((), M)
-    )  # last key that a query may see
-    i, j = last.flatten(), of_keys.flatten()
-
-    def allowed(a: Tensor, b: Tensor) -> Tensor:
-        return j[b.clamp(min=0)] <= i[a.clamp(min=0)]
-
-    queries, keys = (_copies(of) for of in (of_queries, of_keys))
-    tiling = BlockMask(queries, keys, _numbers(queries[:, :1]), allowed if call.is_causal else None)
-    own, theirs, values = (
-        x.reshape(-1, x.shape[-1]).index_select(0, index)[None]
-        for x, index in ((call.q, rows), (call.k, columns), (call.v, columns))
-    )
-    o = tiled_attention(own, theirs, values, [tiling], scale=call.factor)[0]
+    """Attention within each cluster; a query's output is the mean over those in which it sees a key."""
+    N, M = call.q.shape[1], call.k.shape[1]
+    o = attend_in_tiles(call, of_queries, of_keys)
     # A query sees a key of its cluster if it sees the first one.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
-    share = ((of_queries >= 0) & (least < M) & (least <= last)).flatten().to(o)
-    clusters = share.new_zeros(G * N).index_add_(0, rows, share).clamp_(min=1)
-    share /= clusters.index_select(0, rows)
-    return o.new_zeros(G * N, o.shape[-1]).index_add(0, rows, o * share[:, None]).unflatten(0, (G, N))
-
-
-def _copies(members: Int[Tensor, "G clusters w"]) -> Tensor:
-    """The copied tokens, with one block per cluster."""
-    return _numbers(members).masked_fill(members < 0, ABSENT).flatten(0, 1)
-
-
-def _numbers(x: Tensor) -> Tensor:
-    """0, 1, 2, ... in the shape of x."""
-    return torch.arange(x.numel(), device=x.device).view(x.shape)
+    sees = (of_queries >= 0) & (least < M)
+    if call.is_causal:
+        sees = sees & (least <= of_queries + first_position(call))
+    clusters = placed(sees[..., None].to(o), of_queries, N)
+    return placed(o, of_queries, N) / clusters.clamp(min=1)
 
 
 # ----------------------------------------------------------------------------------------------------------- centroids
@@ -267,9 +241,6 @@ def update_centroids(
         lead = centroids.shape[:-2]
         sums, counts = (each.reshape(-1, *lead, *each.shape[-2:]).sum(0) for each in (sums, counts))
         return torch.where(counts > 0, decay * centroids + (1 - decay) * sums / counts.clamp(min=1), centroids)
-
-
-# ---------------------------------------------------------------------------------------------------------------- cost
 
 
 MECHANISM = Mechanism(

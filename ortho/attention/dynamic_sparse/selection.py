@@ -5,21 +5,21 @@ Both forms of a mechanism select with the same function, in float32 at least, so
 Definitions work on the leading axes of the caller; fast forms on G sequences, `flat`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call, no_autocast, upcast, with_options
 from ortho.attention.scores import masked_softmax
-from ortho.attention.sparse.block_mask import ABSENT, BlockMask
-from ortho.attention.sparse.tiled_attention import tiled_attention
 
+ABSENT = -1  # in place of the number of a token, or of a group
 # Scores processed together: as many as in a few tiles of a fused kernel, so that memory stays linear.
 SCORES = 2**22
 
@@ -113,23 +113,43 @@ def flat(call: Call) -> Call:
     return replace(call, q=q, k=k, v=v, attn_mask=mask)
 
 
-def attend_to_block_masks(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
-    """Softmax attention over the pairs of the block masks; each sequence has its own."""
-    kwargs: dict[str, Any] = {"scale": call.factor, "start": first_position(call), "attn_mask": call.attn_mask}
-    return tiled_attention(call.q, call.k, call.v, block_masks, **kwargs)
+def attend_in_tiles(
+    call: Call,
+    queries: Int[Tensor, "G T B"],
+    keys: Int[Tensor, "G T C"],
+    allowed: Bool[Tensor, "G T B C"] | None = None,
+) -> Float[Tensor, "G T B V"]:
+    """Softmax attention of each tile of queries, given by their numbers, to its own keys; zeros for a query without
+    any. A place without a token is `ABSENT`. `allowed` says which pairs count, by default all; in a causal call no key
+    after the query. About `SCORES` numbers exist at a time; they are computed again for the gradient."""
+    first = first_position(call)
+
+    def attend(some: slice) -> Tensor:
+        i, j = queries[:, some], keys[:, some]
+        hidden = (i < 0)[..., None] | (j < 0)[..., None, :]
+        if allowed is not None:
+            hidden = hidden | ~allowed[:, some]
+        elif call.is_causal:
+            hidden = hidden | (j[..., None, :] > first + i[..., None])
+        q, k, v = (gather_rows(x, at.clamp(min=0)) for x, at in ((call.q, i), (call.k, j), (call.v, j)))
+        return masked_softmax(q @ k.mT * call.factor, hidden, empty_rows=True) @ v
+
+    (G, T, B), (C, K) = queries.shape, (keys.shape[-1], call.k.shape[-1])
+    step = max(1, SCORES // (G * C * max(B, K)))
+    tiles = (slice(start, start + step) for start in range(0, T, step))
+    return torch.cat([checkpoint(attend, some, use_reentrant=False, preserve_rng_state=False) for some in tiles], 1)
 
 
-def attend_joined(call: Call, block_masks: Sequence[BlockMask]) -> Float[Tensor, "G N V"]:
-    """Softmax attention over the pairs of the block masks, all sequences as one: query i of sequence g is at g N + i,
-    key j at g M + j. So a tiling's rule can look up numbers that belong to single tokens."""
-    q, k, v = (x.reshape(1, -1, x.shape[-1]) for x in (call.q, call.k, call.v))
-    return tiled_attention(q, k, v, block_masks, scale=call.factor).reshape(*call.q.shape[:2], -1)
+def gather_rows(x: Tensor, index: Int[Tensor, "G *at"]) -> Tensor:
+    """The rows of x (G, n, ·) at these numbers, (G, *at, ·)."""
+    offsets = x.shape[1] * torch.arange(len(x), device=x.device).view(-1, *(1,) * (index.dim() - 1))
+    return x.flatten(0, 1).index_select(0, (index + offsets).flatten()).unflatten(0, index.shape)
 
 
-def joined(numbers: Int[Tensor, "G *rest"], size: int) -> Int[Tensor, "G *rest"]:
-    """Each sequence's token numbers, below `size`, as numbers in all sequences as one; `ABSENT` stays."""
-    offsets = size * torch.arange(len(numbers), device=numbers.device)
-    return torch.where(numbers < 0, numbers, numbers + offsets.view(-1, *(1,) * (numbers.dim() - 1)))
+def placed(o: Float[Tensor, "G T B V"], queries: Int[Tensor, "G T B"], N: int) -> Float[Tensor, "G N V"]:
+    """The sum of the rows of o at each of N queries."""
+    rows = torch.where(queries < 0, N, queries).flatten(1)[..., None].expand(-1, -1, o.shape[-1])
+    return o.new_zeros(len(o), N + 1, o.shape[-1]).scatter_add(1, rows, o.flatten(1, 2))[:, :N]
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing

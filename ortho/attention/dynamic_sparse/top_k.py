@@ -13,10 +13,9 @@ from ortho import checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import (
-    attend_to_block_masks,
+    attend_in_tiles,
     attend_to_mask,
     best_positions,
-    first_position,
     flat,
     mask_function,
     mask_of,
@@ -26,7 +25,6 @@ from ortho.attention.dynamic_sparse.selection import (
 )
 from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.sparse.block_mask import BlockMask, consecutive
 
 NUM_KEYS = 64
 
@@ -63,16 +61,14 @@ def top_k_attention_reference(call: Call, *, num_keys: int = NUM_KEYS) -> Float[
 @uncompiled
 @attention_function()
 def top_k_attention(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*batch N V"]:
-    """`top_k_attention_reference` from the selected keys alone, in float32 at least; not differentiable twice.
+    """`top_k_attention_reference` from the selected keys alone, in float32 at least.
 
     The positions of the selected keys, `num_keys` integers a query, are kept for the backward pass.
     """
-    x, first = flat(call), first_position(call)
-    N, M = x.q.shape[1], x.k.shape[1]
-    queries, each = consecutive(first, first + N, 1, x.q.device), consecutive(0, M, 1, x.q.device)
-    tiling = BlockMask(queries, each, _selected(x, num_keys))
-    x.attn_mask = None  # hidden keys are not selected
-    return attend_to_block_masks(x, [tiling]).view(*call.q.shape[:-1], -1)
+    x = flat(call)
+    number = torch.arange(x.q.shape[1], device=x.q.device).expand(len(x.q), -1)[..., None]
+    # Hidden keys are not selected.
+    return attend_in_tiles(x, number, _selected(x, num_keys))[:, :, 0].view(*call.q.shape[:-1], -1)
 
 
 MECHANISM = Mechanism(

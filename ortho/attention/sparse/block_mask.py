@@ -22,9 +22,9 @@ class BlockMask(NamedTuple):
     """Pairs that are computed together. A call may have several block masks, but no pair twice.
 
     `queries` (T, B) are the positions of the queries in tiles, and `keys` (S, C) those of the keys in blocks, each
-    token at most once; a place without a token is `ABSENT`. `table` (T, W), or (G, T, W) where each sequence has its
-    own, lists the blocks that each tile reads, each at most once, before any `ABSENT`. `allowed(i, j)` says which pairs
-    count, for positions that broadcast; None allows all. `relative` says that the rule depends on i - j alone.
+    token at most once; a place without a token is `ABSENT`. `table` (T, W) lists the blocks that each tile reads, each
+    at most once, before any `ABSENT`. `allowed(i, j)` says which pairs count, for positions that broadcast; None allows
+    all. `relative` says that the rule depends on i - j alone.
     """
 
     queries: Tensor
@@ -35,59 +35,39 @@ class BlockMask(NamedTuple):
 
     @property
     def computed_pairs(self) -> int:
-        """The number of scores computed for one sequence, for allowed pairs and for others, counted from the table. If
-        each sequence has a table of its own, absent blocks are computed too."""
-        blocks = self.table[0].numel() if self.table.dim() == 3 else int((self.table >= 0).sum())
-        return blocks * self.queries.shape[1] * self.keys.shape[1]
+        """The number of scores computed for one sequence, for allowed pairs and for others, counted from the table."""
+        return int((self.table >= 0).sum()) * self.queries.shape[1] * self.keys.shape[1]
 
     def hidden(self, T: slice, blocks: Tensor, mask: Tensor | None, start: int) -> Tensor:
-        """True for pairs that do not count, for the tiles T with the `blocks` (c, w), or (g, c, w), that they read.
+        """True for pairs that do not count, for the tiles T with the `blocks` (c, w) that they read.
 
         Returns (1 or g, c, B, w C), or (1, 1, B, w C) if the tiles are alike. `mask` (1 or g, N or 1, M or 1) is the
         mask of these sequences, True = attend; the first query is at position `start`.
         """
-        i = self.queries[T]
-        j = self.keys[blocks.clamp(min=0)].masked_fill((blocks < 0)[..., None], ABSENT).flatten(-2)
+        i, j = self.queries[T], self.keys[blocks].flatten(1)
         if self.relative and mask is None and _alike(i, j):
             i, j = i[:1], j[:1]
-        i, j = i[:, :, None], j[..., None, :]
+        i, j = i[:, :, None], j[:, None, :]
         hidden = (i < 0) | (j < 0)
         if self.allowed is not None:
             hidden = hidden | ~self.allowed(i, j)
-        hidden = hidden if hidden.dim() == 4 else hidden[None]
-        return hidden if mask is None else hidden | ~_entries(mask, (i - start).clamp(min=0), j.clamp(min=0))
+        if mask is None:
+            return hidden[None]
+        rows, columns = (i - start).clamp(min=0) * int(mask.shape[1] > 1), j.clamp(min=0) * int(mask.shape[2] > 1)
+        return hidden | ~mask[:, rows, columns]
 
 
 def _alike(i: Tensor, j: Tensor) -> bool:
     """Whether all places of these tiles, (c, B) and (c, w C), hold tokens, at the same distances in each tile."""
-    if j.dim() == 3:
-        return False
     places = torch.cat([i, j], 1)
     apart = places - places[:, :1]
     return bool((places >= 0).all()) and bool((apart == apart[0]).all())
-
-
-def _entries(mask: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The entries (G or 1, c, B, w C) at (i, j) of a mask (G or 1, N or 1, M or 1)."""
-    index = i * int(mask.shape[1] > 1) * mask.shape[2] + j * int(mask.shape[2] > 1)
-    flat = mask.flatten(1)
-    return (
-        flat[:, index] if index.dim() == 3 else flat.expand(len(index), -1).gather(1, index.flatten(1)).view_as(index)
-    )
 
 
 def consecutive(first: int, stop: int, block: int, device: torch.device | None = None) -> Tensor:
     """The positions from `first` to `stop`, exclusive, in blocks (S, block) that begin at multiples of `block`."""
     places = torch.arange(first // block * block, -(-stop // block) * block, device=device)
     return places.masked_fill((places < first) | (places >= stop), ABSENT).unflatten(0, (-1, block))
-
-
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """The rows of x (G, n, ·) whose numbers `index` holds, (m,) or (G, m): (G, m, ·)."""
-    if index.dim() == 1:
-        return x.index_select(1, index)
-    offsets = x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
-    return x.flatten(0, 1).index_select(0, (index + offsets).flatten()).unflatten(0, index.shape)
 
 
 def block_ranges(low: Tensor, high: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from ortho.attention.call import no_autocast
 from ortho.attention.kernel import once
-from ortho.attention.sparse.block_mask import BlockMask, gather_rows
+from ortho.attention.sparse.block_mask import BlockMask
 
 # How many numbers, of scores or of gathered keys, are computed together: on a CPU they stay in its cache, on a GPU they
 # fill it.
@@ -160,8 +160,6 @@ class _Blocked:
         """The pairs to hide, (1 or g, 1 or c, B, w C); found once if all sequences share them."""
         if self.mask is not None and len(self.mask) > 1:
             return self.of.hidden(tiles.T, tiles.blocks, self.mask[tiles.G], self.start)
-        if tiles.blocks.dim() == 3:
-            return self.of.hidden(tiles.T, tiles.blocks, self.mask, self.start)
         if self._last is None or self._last[0] != tiles.T:
             self._last = tiles.T, self.of.hidden(tiles.T, tiles.blocks, self.mask, self.start)
         return self._last[1]
@@ -196,7 +194,7 @@ class _Tiles(NamedTuple):
 
     G: slice  # of the sequences
     T: slice  # of the tiles of queries
-    blocks: Tensor  # (c, w), none absent; or (g, c, w)
+    blocks: Tensor  # (c, w), none absent
     run: tuple[int, int] | None  # (first, step): each tile reads w contiguous blocks, `step` after the tile before
 
     def queries(self, x: Tensor) -> Tensor:
@@ -214,8 +212,7 @@ class _Tiles(NamedTuple):
             (first, step), (g, _, C, width), strides = self.run, x.shape, x.stride()
             size, start = (g, self.T.stop - self.T.start, w * C, width), x.storage_offset() + first * strides[1]
             return x.as_strided(size, (strides[0], step * strides[1], *strides[2:]), start).flatten(0, 1)
-        found = gather_rows(x.flatten(2), self.blocks.clamp(min=0).flatten(-2))  # (g, c w, C ·)
-        return found.view(-1, w * x.shape[2], x.shape[3])
+        return x.index_select(1, self.blocks.flatten()).view(-1, w * x.shape[2], x.shape[3])
 
     def add_keys(self, x: Tensor, rows: Tensor) -> None:
         """Add to what `keys` reads."""
@@ -225,8 +222,7 @@ class _Tiles(NamedTuple):
             for t, some in enumerate(self.split(rows).unbind(1)):
                 x[:, first + t * step : first + t * step + w].add_(some.view(len(x), w, -1))
             return
-        index = self.blocks.clamp(min=0).flatten(-2) + x.shape[1] * torch.arange(len(x), device=x.device)[:, None]
-        x.flatten(0, 1).index_add_(0, index.flatten(), rows.reshape(index.numel(), -1))
+        x.index_add_(1, self.blocks.flatten(), rows.reshape(len(x), self.blocks.numel(), -1))
 
     def split(self, rows: Tensor) -> Tensor:
         """(g c, ...) as (g, c, ...)."""
@@ -236,8 +232,8 @@ class _Tiles(NamedTuple):
 def _tiles(of: BlockMask, G: int, K: int) -> Iterator[_Tiles]:
     """All tiles of a block mask, for G sequences with keys of K numbers.
 
-    Tiles that are computed together read equally many blocks. If all sequences share one table, none of these blocks is
-    absent, so results do not depend on how many tiles are computed together.
+    Tiles that are computed together read equally many blocks, none of which is absent, so results do not depend on how
+    many tiles are computed together.
     """
     B, C = of.queries.shape[1], of.keys.shape[1]
     for start, stop, width, run in _runs(of.table.cpu()):
@@ -250,8 +246,7 @@ def _tiles(of: BlockMask, G: int, K: int) -> Iterator[_Tiles]:
             here = None if run is None else (run[0] + (t - start) * run[1], run[1])
             for g in range(0, G, sequences):
                 some = slice(g, min(G, g + sequences))
-                blocks = of.table[T] if of.table.dim() == 2 else of.table[some, T]
-                yield _Tiles(some, T, blocks[..., :width], here)
+                yield _Tiles(some, T, of.table[T, :width], here)
 
 
 _Run = tuple[int, int, int, tuple[int, int] | None]  # of tiles: start, stop, width of the table, and `_Tiles.run`
@@ -260,10 +255,6 @@ _Run = tuple[int, int, int, tuple[int, int] | None]  # of tiles: start, stop, wi
 def _runs(table: Tensor) -> Iterator[_Run]:
     """Runs of a table's rows that hold equally many blocks, at least one. Unless that makes short pieces, runs are cut
     further, so that their blocks are contiguous and begin at equal distances."""
-    if table.dim() == 3:
-        if table.shape[2]:
-            yield 0, table.shape[1], table.shape[2], None
-        return
     widths = (table >= 0).sum(1)
     contiguous = ((table.diff() == 1) | (table[:, 1:] < 0)).all(1)
     stop = 0

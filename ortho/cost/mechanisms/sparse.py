@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from ortho._cost import Cost, product
 from ortho._typing import Size
-from ortho.attention.dynamic_sparse.groups import _tile
+from ortho.attention.dynamic_sparse.groups import tile_width
+from ortho.attention.dynamic_sparse.importance import TILE
 from ortho.attention.dynamic_sparse.routing import CLUSTERS, WIDTH, _is_balanced
 from ortho.attention.dynamic_sparse.selection import tile_count
 from ortho.attention.dynamic_sparse.sparse_linear import FEATURES, WINDOW, Band
 from ortho.attention.dynamic_sparse.top_k import NUM_KEYS
 from ortho.attention.linear.feature_maps import FeatureMap
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.sparse.block_mask import TILE
 from ortho.attention.sparse.pattern import Pattern
 from ortho.cost.mechanisms.call import CostedCall, closed_form
 from ortho.cost.mechanisms.softmax import materialised_cost
@@ -90,13 +90,11 @@ def top_k_cost(N: Size, K: Size, *, num_keys: Size = NUM_KEYS, form: str = "fast
 @selection_cost
 def importance_cost(N: int, K: int, *, num_keys: int = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
     """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
-    kept, tile = min(num_keys, N), min(TILE, N)
-    sizes = [min(TILE, N - start) for start in range(0, N, TILE)]  # of the tiles
-    T = len(sizes)
-    work, last = T * tile * kept, kept
-    if causal:
-        before = sum(min(kept, tile * t) for t in range(T))  # keys that are kept before each tile
-        work, last = (T * tile + before) * tile, 1 + min(num_keys, N - 1)
+    kept, work = min(num_keys, N), N * min(num_keys, N)
+    if causal:  # a tile's own keys, and those that are kept before it
+        tiles = ((start, min(TILE, N - start)) for start in range(0, N, TILE))
+        work = sum(n * (n + min(kept, start)) for start, n in tiles)
+    last = 1 + min(num_keys, N - 1) if causal else kept
     held = kept if form == "fast" else N
     return Selecting(0, 0, work, last, keys=held, numbers=held)
 
@@ -140,7 +138,7 @@ def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fas
 def group_work(N: int, M: int, *, count: int, width: int) -> int:
     """The work per sequence of the block mask of N queries and M keys, in groups with labels below `count`."""
     width = min(width, M)
-    size = _tile(width, N)
+    size = tile_width(width, N)
     T = tile_count(N, tile_count(M, count, width), size)
     return 2 * T * size * width
 
