@@ -107,9 +107,6 @@ class Parity(Pattern):
     def allowed(self, i, j):
         return (i % 3 != 2) & (((i - j) % 2 == 0) | (i - j == 1))
 
-    def pairs(self, n, *, is_causal=False):
-        return int(self.mask(n, is_causal=is_causal).sum())
-
     def block_masks(self, section):
         first, stop, keys, is_causal, device = section
         queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)

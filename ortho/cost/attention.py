@@ -109,8 +109,7 @@ def decoded(
 
 def read_keys(pattern: Pattern, N: int) -> int:
     """How many keys the N-th token's query reads."""
-    before = pattern.pairs(N - 1, is_causal=True) if N > 1 else 0
-    return pattern.pairs(N, is_causal=True) - before
+    return int(pattern.mask(N, first=N - 1, is_causal=True).sum())
 
 
 # ------------------------------------------------------------------------------------------------------- choosing pairs

@@ -91,14 +91,6 @@ class BlockSparse(Blocks):
         checks.expect(queries <= known, "blocks", wanted, f"{known} rows")
         return tuple(tuple(b for b in row if b < keys) for row in self.blocks[:queries])
 
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        sizes = [min(self.width, n - start) for start in range(0, n, self.width)]
-        kept = 0
-        for t, (size, row) in enumerate(zip(sizes, self.rows(len(sizes), len(sizes)), strict=True)):
-            kept += size * sum(sizes[b] for b in row if b < t or not is_causal)
-            kept += size * (size + 1) // 2 if is_causal and t in row else 0
-        return kept
-
 
 @dataclass(frozen=True)
 class BigBird(Blocks):
@@ -126,15 +118,6 @@ class BigBird(Blocks):
 
     def kv_window(self) -> tuple[int, int] | None:
         return None if self.random else (self.leading * self.width, self.reach * self.width)
-
-    def causal_pairs(self, n: int) -> int:
-        whole, rest = divmod(n, self.width)
-        most = self.reach + self.leading + self.random  # blocks that a block reads, itself included
-        short = min(whole, most)  # the first blocks, which read all blocks before them
-        others = short * (short - 1) // 2 + (whole - short) * (most - 1)
-        last = rest * min(whole, most - 1)
-        own = whole * self.width * (self.width + 1) // 2 + rest * (rest + 1) // 2
-        return self.width * (self.width * others + last) + own
 
 
 @lru_cache

@@ -7,7 +7,6 @@ from torch import Tensor
 from ortho.attention.sparse.block_mask import BlockMask, Section, band
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 from ortho.attention.sparse.strided import LocalStrided, residue_band
-from ortho.attention.sparse.window import Window
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,6 @@ class Dilated(Pattern):
 
     def kv_window(self) -> tuple[int, int]:
         return 0, (self.width - 1) * self.dilation + 1
-
-    def causal_pairs(self, n: int) -> int:
-        last = min(self.width - 1, (n - 1) // self.dilation)
-        return (last + 1) * n - self.dilation * last * (last + 1) // 2
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         reach = min(self.width, max(section.stop, section.keys)) - 1
@@ -43,9 +38,6 @@ class LocalDilated(Pattern):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return ((i - j).abs() <= self.reach) | ((i - j) % self.reach == 0)
-
-    def causal_pairs(self, n: int) -> int:
-        return LocalStrided(self.reach, self.reach + 1).causal_pairs(n)
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         return LocalStrided(self.reach, self.reach + 1).block_masks(section)
@@ -66,10 +58,6 @@ class NeitherFarNorMultiple(Pattern):
 
     def kv_window(self) -> tuple[int, int]:
         return 0, self.reach
-
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        both = Window(self.reach).pairs(n) - n
-        return both // 2 if is_causal else both
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         reach = self.reach - 1

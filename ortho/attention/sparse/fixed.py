@@ -34,18 +34,6 @@ class FixedColumns(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (j % self.stride >= self.stride - self.summaries) & (i >= 0)
 
-    def blocks(self, n: int) -> tuple[int, int, int]:
-        """The numbers of whole blocks in n tokens, of tokens after these blocks, and of summaries among the latter."""
-        whole, rest = divmod(n, self.stride)
-        return whole, rest, max(0, rest - self.stride + self.summaries)
-
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        l, c, (whole, rest, last) = self.stride, self.summaries, self.blocks(n)
-        if not is_causal:
-            return n * (whole * c + last)
-        own = whole * c * (c + 1) // 2 + last * (last + 1) // 2  # pairs of summaries within one block
-        return l * c * whole * (whole - 1) // 2 + rest * whole * c + own
-
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         def high(i: Tensor) -> Tensor:  # the last block whose summaries have begun
             return (i - self.stride + self.summaries) // self.stride
@@ -56,8 +44,7 @@ class FixedColumns(Pattern):
         """Queries read the summaries, a block of keys each, of blocks up to high(i) or of all."""
         first, stop, keys, _, device = section
         tile = tile_width(self.stride) if stop - first > 1 else 1
-        whole, _, last = self.blocks(keys)
-        count = whole + (last > 0)
+        count = (keys + self.summaries - 1) // self.stride  # of blocks whose summaries have begun
         j = self.stride * torch.arange(1, count + 1, device=device)[:, None]
         j = j + torch.arange(-self.summaries, 0, device=device)
         i = section.tile_starts(tile)
@@ -83,13 +70,6 @@ class Fixed(Pattern):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i // self.stride == j // self.stride) | FixedColumns(self.stride, self.summaries).allowed(i, j)
-
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        l, c, (whole, rest, last) = self.stride, self.summaries, FixedColumns(self.stride, self.summaries).blocks(n)
-        own = BlockedWindow(l).pairs(n, is_causal=is_causal)
-        if is_causal:
-            return own + l * c * whole * (whole - 1) // 2 + rest * whole * c
-        return own + n * (whole * c + last) - whole * l * c - rest * last
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         is_causal = section.is_causal

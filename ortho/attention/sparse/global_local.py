@@ -27,11 +27,6 @@ class GlobalLocal(Pattern):
     def kv_window(self) -> tuple[int, int]:
         return self.tokens, self.width
 
-    def causal_pairs(self, n: int) -> int:
-        beyond = max(0, n - self.width)  # tokens whose window does not reach the first token
-        some = min(self.tokens, beyond)  # global tokens outside some token's window
-        return Window(self.width).causal_pairs(n) + some * beyond - some * (some - 1) // 2
-
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         first, stop, keys, is_causal, _ = section
         reach, later = min(self.width, max(stop, keys)) - 1, max(first, self.tokens)
@@ -56,10 +51,6 @@ class GlobalKeys(GlobalLocal):
 
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return super().allowed(i, j) & (i >= self.tokens)
-
-    def pairs(self, n: int, *, is_causal: bool = False) -> int:
-        rows = min(self.tokens, n)
-        return super().pairs(n, is_causal=is_causal) - (rows * (rows + 1) // 2 if is_causal else rows * n)
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         others = super().block_masks(section._replace(first=max(section.first, self.tokens)))

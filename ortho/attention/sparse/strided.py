@@ -23,9 +23,6 @@ class Strided(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return (i - j) % self.stride == 0
 
-    def causal_pairs(self, n: int) -> int:
-        return _multiples(n, self.stride, n)
-
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         return (_column(self, section, self.stride, 0),)
 
@@ -53,18 +50,8 @@ class LocalStrided(Pattern):
     def allowed(self, i: Tensor, j: Tensor) -> Tensor:
         return self.window.allowed(i, j) | Strided(self.stride).allowed(i, j)
 
-    def causal_pairs(self, n: int) -> int:
-        both = _multiples(n, self.stride, self.window.width)
-        return self.window.causal_pairs(n) + Strided(self.stride).causal_pairs(n) - both
-
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         return *self.window.block_masks(section), _column(self, section, self.stride, self.window.width)
-
-
-def _multiples(n: int, stride: int, below: int) -> int:
-    """The number of pairs i >= j of n tokens whose distance is a multiple of `stride` and less than `below`."""
-    last = min(below - 1, n - 1) // stride
-    return (last + 1) * n - stride * last * (last + 1) // 2
 
 
 def _column(pattern: Pattern, section: Section, stride: int, beyond: int) -> BlockMask:

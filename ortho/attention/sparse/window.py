@@ -23,10 +23,6 @@ class Window(Pattern):
     def kv_window(self) -> tuple[int, int]:
         return 0, self.width
 
-    def causal_pairs(self, n: int) -> int:
-        w = min(self.width, n)
-        return w * n - w * (w - 1) // 2
-
     @property
     def tile(self) -> int:
         """The number of queries in a tile: fewer for a narrow window, whose queries share few keys."""
@@ -83,12 +79,6 @@ class BlockedWindow(Pattern):
 
     def kv_window(self) -> tuple[int, int]:
         return 0, self.width
-
-    def causal_pairs(self, n: int) -> int:
-        hop = self._hop
-        whole = max(0, (n - self.width) // hop + 1)  # blocks
-        rest = n - whole * hop  # tokens whose last block is cut off
-        return whole * (hop * self.width - hop * (hop - 1) // 2) + rest * (rest + 1) // 2
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         def low(i: Tensor) -> Tensor:  # the start of the first block that holds i
