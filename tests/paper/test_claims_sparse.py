@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 from itertools import product
-from math import exp, inf, sqrt
+from math import exp, sqrt
 
 import pytest
 import sympy
@@ -13,9 +13,9 @@ from learning_fakes import along_budgets
 from ortho.attention.sparse.window import Window
 from paper import experiments
 from paper.claims import Verdict
-from paper.claims.evidence import dynamic_sparsity as dynamic
 from paper.claims.evidence import positional_patterns as positional
 from paper.claims.evidence import sparse_patterns as patterns
+from paper.claims.shared import inputs
 from paper.experiments.speed import attention_analysis as attention_rows
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
@@ -140,85 +140,34 @@ def test_without_a_record_blocks_are_not_judged(beside):
 # ------------------------------------------------------------------- The evidence on dynamic sparsity, in two documents
 
 
-@pytest.mark.parametrize("power", [0, 2])
-def test_a_sample_by_something_else_is_noticed(monkeypatch, power):
-    """Sampling by other powers of the lengths is noticed: shares of 4,000 draws have standard errors of 0.008, and at
-    least one share is off by 0.05 or more."""
-    drawn = dynamic.sampled_importance
-    monkeypatch.setattr(dynamic, "sampled_importance", lambda k, generator: drawn(k**power, generator=generator))
-    assert dynamic.off_by() > dynamic.SIGMAS
-    assert dynamic.chosen_by_content().verdict == REFUTED
-
-
-@pytest.mark.parametrize("kind", dynamic.INPUTS)
+@pytest.mark.parametrize("kind", inputs.INPUTS)
 def test_weights_by_hand(kind):
-    q, k, _ = dynamic.drawn(kind)
-    for i in (0, 1, 40, dynamic.TOKENS - 1):
-        numbers = [exp(float(q[3, i] @ k[3, j]) / sqrt(dynamic.WIDTH)) for j in range(i + 1)]
+    q, k, _ = inputs.drawn(kind)
+    for i in (0, 1, 40, inputs.TOKENS - 1):
+        numbers = [exp(float(q[3, i] @ k[3, j]) / sqrt(inputs.WIDTH)) for j in range(i + 1)]
         expected = torch.tensor(numbers, dtype=torch.float64) / sum(numbers)
-        torch.testing.assert_close(dynamic.weights(kind)[3, i, : i + 1], expected, rtol=1e-12, atol=1e-15)
-        assert not dynamic.weights(kind)[3, i, i + 1 :].any()
+        torch.testing.assert_close(inputs.weights(kind)[3, i, : i + 1], expected, rtol=1e-12, atol=1e-15)
+        assert not inputs.weights(kind)[3, i, i + 1 :].any()
 
 
 def test_inputs_are_what_they_are_called():
     """Checked by correlations of unit vectors; for random vectors of width 32 these are about 0.2."""
-    q, k, _ = dynamic.drawn("one far key")
+    q, k, _ = inputs.drawn("one far key")
     copies = (q[..., None, :] - 2 * k[:, None]).abs().amax(-1) == 0
     assert (copies.sum(-1) == 1).all()
     assert not copies.triu(1).any()
-    _, k, _ = dynamic.drawn("topics")
+    _, k, _ = inputs.drawn("topics")
     unit = k / k.norm(dim=-1, keepdim=True)
-    stretch = unit.unflatten(1, (-1, dynamic.STRETCH))
+    stretch = unit.unflatten(1, (-1, inputs.STRETCH))
     assert (stretch @ stretch.mT).mean() > 0.7
-    _, k, _ = dynamic.drawn("drifting")
+    _, k, _ = inputs.drawn("drifting")
     unit = k / k.norm(dim=-1, keepdim=True)
     near, far = ((unit[:, gap:] * unit[:, :-gap]).sum(-1).mean() for gap in (1, 128))
     assert near > 0.6
     assert abs(far) < 0.2
-    q, k, _ = dynamic.drawn("flat")
-    scores = q @ k.mT / sqrt(dynamic.WIDTH)
+    q, k, _ = inputs.drawn("flat")
+    scores = q @ k.mT / sqrt(inputs.WIDTH)
     assert abs(scores.std() - 0.5) < 0.01
-
-
-@pytest.mark.parametrize("kind", dynamic.INPUTS)
-def test_choices_have_no_more_pairs_than_the_window(kind):
-    most = int(dynamic.by_window(kind).sum())
-    for name, choice in dynamic.CHOICES.items():
-        mask = choice(kind)
-        assert not mask.triu(1).any()
-        assert int(mask.sum((-2, -1)).max()) <= most, name
-        rows = (dynamic.weights(kind) * choice(kind)).sum(-1)[:, dynamic.WINDOW :]
-        torch.testing.assert_close(dynamic.held(choice, kind), rows.mean(1))
-        assert (dynamic.held(choice, kind) <= dynamic.held(dynamic.by_top_k, kind) + 1e-12).all()  # sums of 256 weights
-
-
-@pytest.mark.parametrize("kind", dynamic.INPUTS)
-def test_beside_the_window(kind):
-    """With the window as its choice, `beside` is the package's mechanism; without a map it is the window alone."""
-    for feature_map in dynamic.MAPS.values():
-        torch.testing.assert_close(
-            dynamic.beside(dynamic.by_window, kind, feature_map), dynamic.both(kind, feature_map)
-        )
-    torch.testing.assert_close(dynamic.beside(dynamic.by_window, kind), dynamic.windowed(kind, dynamic.WINDOW))
-
-
-def test_a_query_without_keys_puts_out_zeros():
-    def nothing(kind):
-        return torch.zeros_like(dynamic.by_window(kind))
-
-    assert not dynamic.beside(nothing, "flat").any()
-
-
-def test_intervals_cover():
-    """With 16 - 1 degrees of freedom, 0.5 of 1,000 intervals, each from 16 normal draws, are expected to miss the mean;
-    the probability of 8 misses is below 1e-6."""
-    generator = torch.Generator().manual_seed(0)
-    outside = 0
-    for _ in range(1000):
-        low, high = dynamic.percent_interval(torch.randn(dynamic.DRAWS, generator=generator, dtype=torch.float64))
-        assert -inf < low < high < inf
-        outside += not low <= 0 <= high
-    assert outside < 8
 
 
 # ---------------------------------------------------------------------------------- The evidence on positional patterns

@@ -634,7 +634,7 @@ TURNS = {
         CORRECTED, {"ortho.attention.sparse.dilated.NeitherFarNorMultiple.mask": giving(torch.ones_like)}
     ),
     "S4.1b": Turn(REFUTED, records(timed(0.01, "sdpa masked"), "pattern-speed")),
-    "S4.1c": Turn(REFUTED, {f"{EVIDENCE}.dynamic_sparsity.WINDOW": constantly(1)}),
+    "S4.1c": Turn(REFUTED, {"paper.claims.shared.inputs.WINDOW": constantly(1)}),
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S4.2b": Turn(CONFIRMED, {f"{EVIDENCE}.linear_attention.printed_code": constantly(padding_left_out)}),
     "S4.2c": Turn(REFUTED, records(reached("correct_fraction", 0.05, "linear", "FAVOR+"), "images")),

@@ -28,10 +28,10 @@ from ortho.cost.counting import flops_of
 from ortho.theory.reachability import layers_to_reach, reached
 from paper import experiments, memory
 from paper.claims import figures
-from paper.claims.evidence import dynamic_sparsity, hardware
-from paper.claims.evidence.dynamic_sparsity import INPUTS
+from paper.claims.evidence import hardware
 from paper.claims.ledger import evidence
 from paper.claims.rules import all_of, contradiction, counted, growth, holds, mended, region, untestable
+from paper.claims.shared import inputs
 from paper.claims.shared.common import EXACT, IN_N, normal, relative_error, saves
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.speed import attention_analysis as attention_rows
@@ -434,10 +434,8 @@ def by_hand_and_made_for_it() -> Parts:
 
 @evidence("S4.1c", chapter=CHAPTER)
 def efficient_where_local() -> Finding:
-    held = {
-        kind: round(100 * float(dynamic_sparsity.held(dynamic_sparsity.by_window, kind).mean()), 1) for kind in INPUTS
-    }
-    width = dynamic_sparsity.WINDOW
+    held = {kind: round(100 * float(inputs.held(inputs.by_window, kind).mean()), 1) for kind in inputs.INPUTS}
+    width = inputs.WINDOW
     parts = {
         "fewer products": saves(
             "than dense attention", {name: (products(p, "parts"), 1) for name, p in PATTERNS.items()}
