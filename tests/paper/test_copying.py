@@ -1,15 +1,11 @@
-"""Learning to copy: a run's looks, the rule for the jump, the hypotheses; the text from wheels."""
+"""Learning to copy: a run's looks, the rule for the jump, the hypotheses."""
 
-import hashlib
 from math import inf
-from zipfile import ZipFile
 
 import pytest
 
-from paper.experiments.learning import copying, copying_analysis, ladder
+from paper.experiments.learning import copying, ladder
 from paper.experiments.learning.copying_analysis import CONVOLVED, KV_SHIFT, SELECTIVE, judged, jump, sign_flips
-from paper.tasks import wheels
-from paper.tasks.download import RemoteFile
 
 TINY = {"base": 12, "tested": 8, "N": 32, "B": 2, "d": 16, "L": 1}
 
@@ -75,27 +71,3 @@ def test_hypotheses():
     assert found["n-gram before convolved"] == (None, False)
     # in the time of the rival's whole budget the dearer run has read half of its own
     assert found["selective fewer bits at equal time than KV shift"][0].mean == pytest.approx(0.1)
-
-
-def test_cases():
-    """Never a case twice, and every hypothesis has its runs; the ablations too build."""
-    found = [repr(case) for case in copying.cases("cpu")]
-    assert len(found) == len(set(found)) == 67
-    listed = {(case["arm"], case["convolution"], case["seed"]) for case in copying.cases("cpu")}
-    for one in copying_analysis.HYPOTHESES:
-        assert {(*kind, seed) for kind in (one.less, one.more) for seed in range(1, 8)} <= listed
-
-
-def test_wheels(tmp_path, monkeypatch):
-    """Sources without tests, once each, in the order of their hashes."""
-    sources = {f"a/{i}.py": f"x = {i}\n" for i in range(400)}
-    path = tmp_path / "wheels" / "a-1-py3-none-any.whl"
-    path.parent.mkdir()
-    with ZipFile(path, "w") as archive:
-        for name, content in {**sources, "a/tests/t.py": "no", "a/test_b.py": "no", "a/again.py": "x = 1\n"}.items():
-            archive.writestr(name, content)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(wheels, "WHEELS", (RemoteFile(f"wheels/{path.name}", "https://localhost", digest),))
-    parts = wheels.wheels_parts(tmp_path)
-    assert sorted(b"".join(parts).decode().splitlines()) == sorted(line.strip() for line in sources.values())
-    assert all(parts) and len(parts.train) > len(parts.validation) + len(parts.test)

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import experiment_fakes
 import pytest
-import torch
 from experiment_fakes import SLUG, fake, go, indices, outcome
 
 from paper import experiments
 from paper.experiments.engine import cli, provenance, records, runner
-from paper.experiments.engine.runner import UnwritableError, checkpoint, estimate, missing
+from paper.experiments.engine.runner import UnwritableError, checkpoint, missing
 from paper.experiments.speed import attention, attention_variants
 
 ROOT = Path(experiments.__file__).parents[2]
@@ -80,12 +79,6 @@ def test_the_budget_is_kept(tmp_path, takes, works, budget, kept, left, monkeypa
     report = go(fake(one, works=works), tmp_path, budget=budget, clock=lambda: now[0])
     assert report.left == [f"fake: index={index} work={works[index]}" for index in left]
     assert indices(tmp_path) == kept
-
-
-def test_estimates_come_from_the_nearest_case_and_never_shrink():
-    measured = [(1.0, 2.0), (100.0, 50.0)]
-    assert [estimate(fake(), {"work": work}, measured) for work in (2, 80)] == [4, 50]
-    assert estimate(fake(), {"work": 7}, []) == 7
 
 
 def test_a_case_goes_on_from_its_checkpoint_which_then_is_removed(tmp_path):
@@ -154,16 +147,6 @@ def test_a_kill_costs_at_most_the_cases_at_hand(number, tmp_path):
     assert indices(tmp_path, "slow") == list(range(6))
 
 
-def test_unknown_names_are_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        experiments.main(["trainingstep"])
-    assert caught.value.code == 2
-    assert "did you mean 'training-step'?" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="expected one of 'training-step'.*, got 'nothing'"):
-        experiments.load("nothing")
-    assert experiments.load("training-step", tmp_path) == []
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -180,13 +163,6 @@ def test_bad_options_exit_with_2(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["--device", "cpu", "--results", str(tmp_path), *arguments], {"fake": fake()})
     assert caught.value.code == 2 and message in capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--device", "cuda"], {"fake": fake()})
-    assert "--device: expected cpu, got cuda, which this torch does not find here" in capsys.readouterr().err
 
 
 def test_list_says_what_there_is_of_whichever_device(call, tmp_path):
@@ -233,14 +209,6 @@ def test_every_experiment_has_cases_with_labels_that_differ():
             if experiment.name in ("attention-speed", "flash-speed"):
                 assert all(attention_variants.YARDSTICK in attention_variants.arms_of(case) for case in cases)
     assert experiments.EXPERIMENTS["attention-speed"].run is attention.run
-
-
-def test_only_the_command_starts_over_for_a_cpu(tmp_path, monkeypatch):
-    """Neither this process nor a notebook starts over; the next test shows that the command does."""
-    started = []
-    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
-    assert cli.main(["--results", str(tmp_path), "--device", "cpu"], {"fake": fake(is_timing=True)}) == 0
-    assert started == []
 
 
 def test_runs_from_a_bare_source_tree_on_few_packages(tmp_path):

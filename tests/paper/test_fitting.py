@@ -4,11 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from experiment_fakes import only
 from seeded import generator
 
 from ortho.attention import MECHANISMS
-from paper.experiments import measure
 from paper.experiments.learning import fitting, study
 from paper.experiments.learning.studies import PARITY_STUDY
 from paper.tasks import NONE, Batch, state_tracking
@@ -25,16 +23,6 @@ def with_task(**changes):
     return dataclasses.replace(PARITY_STUDY, task=dataclasses.replace(PARITY_STUDY.task, **changes))
 
 
-def test_an_arm_names_its_gates_and_has_its_heads():
-    record = measure(only("parity"), tiny("delta, beta to 2"), "cpu")
-    assert record["facts"]["arm"]["gates"] == {"beta": "ReflectingWriteStrength"}
-    own = dataclasses.replace(PARITY_STUDY, arms={"wide": {"attention": "softmax", "max_length": None, "num_heads": 1}})
-    assert (
-        study.case(own, "wide")["H"] == 1
-        and study.build(own, study.case(own, "wide"), generator()).blocks[0].attention.num_heads == 1
-    )
-
-
 def test_the_recorded_seeds_are_those_that_are_drawn_from(monkeypatch):
     drawn = []
 
@@ -49,15 +37,6 @@ def test_the_recorded_seeds_are_those_that_are_drawn_from(monkeypatch):
     seeds = study.run(own, tiny())["seeds"]
     unseen = {("checks", seeds["checks"]), ("dropout", seeds["dropout"])}
     assert {pair for pair in drawn if pair[1] != seeds["checks"]} == set(seeds.items()) - unseen
-
-
-def test_training_lowers_the_loss_and_what_is_learned_is_tested():
-    case = study.case(PARITY_STUDY, "delta, beta to 2", 3, 1e-2, steps=150, B=16, tested=64)
-    outcome = study.run(PARITY_STUDY, case)
-    curve = outcome["facts"]["loss"]
-    assert len(curve) == fitting.POINTS
-    assert curve[-1] < 0.05 < 0.5 < curve[0]  # a guess has log 2 = 0.69
-    assert outcome["repetitions"]["tokens 1 to 40"]["correct_fraction"][0] > 0.99
 
 
 class Known(torch.nn.Module):
@@ -88,25 +67,6 @@ def test_shares_of_right_answers_and_of_faultless_sequences(wrong, correct, faul
         return state_tracking.draw(count, generator, things=2, first=5, last=16)
 
     assert evaluated(wrong, draw) == (round(correct, 6), faultless)
-
-
-def test_sequences_that_ask_nothing_are_neither_right_nor_wrong():
-    def draw(count, generator):
-        batch = state_tracking.draw(count, generator, things=2, last=16)
-        batch.answers[:2] = NONE
-        return batch
-
-    assert evaluated([(0, 5), (3, 5)], draw) == (round(31 / 32, 6), 0.5)
-
-
-def test_a_test_in_parts_gives_what_the_whole_gives(monkeypatch):
-    case = tiny(tested=6)
-    model, draw = study.build(PARITY_STUDY, case, generator()), PARITY_STUDY.task.tests["tokens 1 to 40"]
-    whole, calls = fitting.evaluate(model, draw, case, generator(1)), []
-    model.register_forward_pre_hook(lambda _, arguments: calls.append(len(arguments[0])))
-    monkeypatch.setattr(fitting, "TOKENS", 160)
-    assert fitting.evaluate(model, draw, case, generator(1)) == whole
-    assert calls == [4, 2]
 
 
 def test_wrong_answers_and_tests_that_ask_nothing_are_not_trained_on():

@@ -11,7 +11,6 @@ from experiment_fakes import small_library
 from extent import WHOLE
 from golden_runs import STORED, TIMES, deviation, figures
 
-from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.learning import fine_tuning
 from paper.tasks import text
 
@@ -43,13 +42,3 @@ def test_the_code_computes_what_it_did(name):
 
 def test_the_golden_runs_are_the_short_cases_of_today():
     assert [run["case"] for run in GOLDEN["runs"]] == [case for _, _, case in golden_runs.cases()]
-
-
-@pytest.mark.unchecked
-def test_a_changed_operator_of_a_layer_turns_a_golden_run_red(monkeypatch):
-    """A twentieth more in the output of layers is noticed on any processor; on the same one every bit is."""
-    forward = MultiheadAttention.forward
-    monkeypatch.setattr(MultiheadAttention, "forward", lambda *args, **kwargs: 1.05 * forward(*args, **kwargs))
-    run = RUNS["recall, delta"]
-    got = figures(run["experiment"], run["case"])
-    assert deviation(got, run["losses"]) > TOLERANCE

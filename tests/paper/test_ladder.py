@@ -1,4 +1,4 @@
-"""The ladder: its arms, a run at every budget and after a kill, the rules by which records are judged."""
+"""The ladder of budgets: runs at every budget and after a kill, and how records are judged."""
 
 from functools import partial
 from math import log
@@ -8,21 +8,18 @@ import pytest
 import torch
 
 from ortho import cost
-from paper.experiments.learning import budgets, fitting, ladder, ladder_analysis, ladder_lengths, rates
+from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_lengths, ladder_tables, rates
 from paper.experiments.learning.ladder_analysis import (
-    BESIDE_HYPOTHESES,
-    HYPOTHESES,
     SELECTIVE,
-    SELECTIVE_HYPOTHESES,
-    SHIFTED_HYPOTHESES,
     Curve,
     at,
     at_equal,
     judged,
 )
-from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, MimeticProjection
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.statistics import student_below
-from paper.tasks import text
+from paper.tasks import counting, text
+from paper.tasks.text import Parts
 from paper.training import Recipe, Trainer
 
 TINY = {"base": 4, "tested": 8, "N": 32, "B": 2, "d": 16, "L": 1}
@@ -41,32 +38,6 @@ def test_flop(arm, convolution):
     model = ARMS[arm].build(case, torch.Generator().manual_seed(0))
     counts = cost.of(model, torch.zeros(2, 32, dtype=torch.int64))
     assert counts.forward + counts.backward == ladder_analysis.step_flop(case)
-
-
-def test_a_case_has_as_many_heads_as_its_arm():
-    with pytest.raises(ValueError, match="H: expected 8, the heads of the arm '8 learned', got 4"):
-        ladder.case("python", "8 learned")
-
-
-def test_larger_models(monkeypatch):
-    """On a GPU alone; 25 million weights in the layers; rates first, and then two seeds of each arm."""
-    assert ladder.large_cases("cpu") == []
-    tried = ladder.large_cases("cuda")
-    assert {case["seed"] for case in tried} == {rates.TUNING}
-    model = ARMS["8 learned"].build(tried[0], torch.Generator())
-    layers = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
-    assert 25e6 < layers < 26e6
-    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.001)
-    counted = ladder.large_cases("cuda")[len(tried) :]
-    assert len(counted) == len(tried) and {case["budget"] for case in counted} == {ladder.LONG}
-
-
-def test_mimetic():
-    """The product of W_Q and W_K has about 0.7 of the identity in it: its mean diagonal is that times the share of the
-    singular values kept, all of them with one head; of noise it has 0.7 / sqrt(d d), 5 of which bound it."""
-    made = MimeticProjection(64, 1, generator=torch.Generator().manual_seed(0))
-    product = made.weight_q.mT @ made.weight_k
-    assert abs(product.diagonal().mean().item() - 0.7) < 5 * 0.7 / 64
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +62,6 @@ def test_a_run(outcome):
 
 def test_a_run_that_chooses_a_rate_leaves_the_test_alone():
     assert set(ladder.run(tiny(budget=1))["repetitions"]["1 x"]) == {"validation_bits"}
-
-
-def test_the_schedule():
-    """Up, level, and down to the last step, which is not 0."""
-    stable, cooling = budgets.Stable(100, 0.1, 1), budgets.Cooling(4, 0.1, 1)
-    assert [stable.share_of_rate(s) for s in (0, 29, 59, 99)] == [1 / 60, 0.5, 1.0, 1.0]
-    assert [cooling.share_of_rate(s) for s in range(4)] == [1.0, 0.75, 0.5, 0.25]
-    assert [budgets.steps({"base": 300}, n) for n in (1, 16)] == [(240, 60), (3840, 960)]
 
 
 class Planned(Recipe):
@@ -136,32 +99,6 @@ def test_after_a_kill(tmp_path, monkeypatch, outcome):
     monkeypatch.setattr(Trainer, "run", whole)
     again = ladder.run(tiny(seed=1), checkpoint=file)
     assert again["repetitions"] == outcome["repetitions"] and again["facts"]["loss"] == outcome["facts"]["loss"]
-
-
-def test_cases(monkeypatch):
-    """Rates first; with these chosen the longer ones; never a case twice."""
-    monkeypatch.setattr(rates, "chosen", lambda experiment, case: None)
-    every = (ladder.cases, ladder.selective_cases, ladder.other_cases)
-    for cases in every:
-        assert all(case["budget"] == ladder.TUNED and case["seed"] == rates.TUNING for case in cases("cpu"))
-    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
-    for cases in every:
-        found = [repr(case) for case in cases("cpu")]
-        assert len(found) == len(set(found))
-        assert {case["budget"] for case in cases("cpu")} >= {ladder.TUNED, ladder.LONG}
-    shifted = {case["convolution"] for case in ladder.other_cases("cpu") if "KV shift" in case["arm"]}
-    assert shifted == {0}
-    longest = {case["arm"] for case in ladder.other_cases("cpu") if case["budget"] == ladder.LONGEST}
-    assert longest == set(ladder.TO_THE_LONGEST)
-    families = (
-        (HYPOTHESES, ladder.cases),
-        (SELECTIVE_HYPOTHESES + BESIDE_HYPOTHESES, ladder.selective_cases),
-        (SHIFTED_HYPOTHESES, ladder.other_cases),
-    )
-    for family, cases in families:
-        assert {(h.text, h.arm, h.convolution, h.budget) for h in family if h.budget == ladder.LONGEST} <= {
-            (c["text"], c["arm"], c["convolution"], c["budget"]) for c in cases("cpu")
-        }
 
 
 def test_a_difference():
@@ -208,21 +145,6 @@ def test_hypotheses():
     assert same["a: python, 16 x"][0].equivalent and same["a: python, 16 x"][1]
 
 
-def test_each_side_of_a_comparison_has_a_convolution_of_its_own():
-    """Learned heads without the convolution by .3 more, and those with the shift, which have none, by .2 less."""
-    records = [record("learned", seed, 1.998 + 0.002 * seed) for seed in (1, 2)]  # no spread, no test
-    records += [record("learned", seed, 2.301, convolution=0) for seed in (1, 2)]
-    records += [record(ladder_analysis.SHIFTED, seed, 1.803 - 0.002 * seed, convolution=0) for seed in (1, 2)]
-    compared = partial(ladder_analysis.compared, records, "python", budget=16)
-    assert compared(ladder_analysis.SHIFTED, convolution=0).mean == pytest.approx(-0.201)
-    assert compared("learned", against=ladder_analysis.SHIFTED, their_convolution=0).mean == pytest.approx(0.201)
-    assert compared("learned", against="learned", their_convolution=0).mean == pytest.approx(-0.3)
-    assert compared("learned", against=ladder_analysis.SHIFTED) is None
-    records += [record(ladder_analysis.BESIDE_SHIFTED, s, 1.701 + 0.001 * s, convolution=0) for s in (1, 2)]
-    found, shown = judged(records, SHIFTED_HYPOTHESES)["g: python, 16 x"]
-    assert found.mean == pytest.approx(-0.0975) and shown
-
-
 def test_equal_steps_flop_and_seconds():
     """A straight line in the logarithm of the steps; twice the steps at half the cost."""
     ours, theirs = Curve((1, 4), (3.0, 2.0), 10, 5, 0.5), Curve((1, 2), (3.0, 2.7), 10, 10, 1.0)
@@ -231,34 +153,6 @@ def test_equal_steps_flop_and_seconds():
     found = ladder_analysis.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
     assert (found.budgets, found.seconds) == ((1, 16), 0.1) and found.bits[0] == pytest.approx(2.0015)
     assert ladder_analysis.curve([], ("python", "learned", CONVOLUTION)) is None
-
-
-def test_bits_between_two_budgets():
-    """Halfway between two budgets in the logarithm, halfway between their bits; nothing beyond the longest."""
-    records = [record("learned", 1, bits, budget=n) for n, bits in ((8, 2.0), (16, 1.0))]
-    between = partial(ladder_analysis.blocks_between, records, ("python", "learned", CONVOLUTION))
-    np.testing.assert_allclose(between(8 * 2**0.5)[1], 1.5 + 0.001 * np.arange(4))
-    assert (between(16)[1] == between(16.0)[1]).all()
-    assert between(17) == {}
-
-
-def test_the_table(outcome):
-    said = ladder_analysis.table([record("learned", 1, 2.0), record("2 induction + 2 positional", 1, 1.9)])
-    assert "16 x 1.9" in said and "against learned + convolution at 16 x: -0.100 at equal steps" in said
-    assert ladder_analysis.line({"configuration": tiny(seed=1), **outcome}).startswith("test 1 x ")
-
-
-@pytest.mark.bad_input
-def test_errors():
-    for call, message in (
-        (lambda: ladder.case("news", "learned"), "text: expected one of"),
-        (lambda: ladder.case("python", "lerned"), "arm: expected one of"),
-        (lambda: ladder.case("python", "learned", budget=3), "budget: expected a power of two, got 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    with pytest.raises(TypeError, match="sizes: expected some of B, N"):
-        ladder.case("python", "learned", steps=3)
 
 
 def test_runs_that_count():
@@ -301,3 +195,22 @@ def test_lengths(monkeypatch):
     said = ladder_lengths.table(records)
     assert "python   N = 256   +0.1000" in said and "N = 1024" not in said
     assert ladder_lengths.label(found[0]).endswith("N=2048")
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A text of 4,000 bytes in place of the longer ones, in windows of 16."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(97, 101, (4000,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+    parts = Parts(drawn[:3000], drawn[3000:3500], drawn[3500:])
+    monkeypatch.setitem(ladder.TEXTS, "python", lambda: parts)
+    monkeypatch.setitem(ladder.SIZES, "python", {"B": 2, "N": 16, "tested": 20})
+    monkeypatch.setattr(ladder_tables, "BASE", 5)
+    return parts
+
+
+def test_as_many_windows_as_a_run_draws(short):
+    """The stored figures are those of tables counted on B windows for each step."""
+    found = ladder_tables.run(ladder_tables.case("python", 4))
+    task = text.language_modelling("python", "the next byte", short, 16)
+    assert found["repetitions"]["tables"]["test_bits"] == pytest.approx(counting.task_bits(task, 40, 20, 5), abs=1e-6)

@@ -3,12 +3,9 @@
 import json
 
 import pytest
-from experiment_fakes import SLUG
 
 from paper.experiments import EXPERIMENTS, measure
-from paper.experiments.engine import records
 from paper.experiments.learning import rates, studies, study
-from tools import rates as tool
 
 RATES = (0.01, 0.03)
 
@@ -45,19 +42,6 @@ def table(tmp_path, monkeypatch):
     rates.table.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("losses", "rate"),
-    [
-        ({3e-3: 0.4, 1e-2: 0.3}, 1e-2),
-        ({3e-3: 0.3, 1e-2: 0.4}, 3e-3),
-        ({1e-2: 1.0, 3e-3: 1.004}, 3e-3),
-        ({0.1: 2.0}, 0.1),
-    ],
-)
-def test_the_lowest_loss_chooses_the_rate_and_of_equals_the_lowest_rate(losses, rate):
-    assert rates.best(losses) == rate
-
-
 def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_seed(make, tuning):
     (chosen,) = rates.choose(tuning).items()
     assert chosen[1] == 0.01 and "arm=linear" in chosen[0]
@@ -65,12 +49,6 @@ def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_s
     assert rates.choose([*tuning, *counting]) == rates.choose(tuning)
     assert rates.choose(counting) == {} == rates.choose(tuning[:1])
     tuning[1]["facts"]["validation"][0]["loss_nats"] = 0.1  # an early look is as good as a late one
-    assert list(rates.choose(tuning).values()) == [0.03]
-
-
-def test_where_nobody_looked_at_the_validation_part_the_training_loss_chooses(tuning):
-    for record, last in zip(tuning, (0.9, 0.5), strict=True):
-        record["facts"] |= {"validation": [], "loss": [0.1, last]}
     assert list(rates.choose(tuning).values()) == [0.03]
 
 
@@ -94,11 +72,6 @@ def test_losses_of_two_devices_are_not_compared(make, tuning):
     assert list(rates.choose([tuning[0], *theirs]).values()) == [0.03]
 
 
-def test_rates_for_other_widths():
-    assert rates.tried((5e-3, 1.5e-2), 64) == (5e-3, 1.5e-2)
-    assert rates.tried((5e-3, 1.5e-2), 192) == (1.67e-3, 5e-3)
-
-
 def test_what_is_written_is_what_is_asked_for(tuning, table):
     case = {**tuning[0]["configuration"], "seed": 3, "rate": 0.5}
     assert rates.chosen("parity", case) is None
@@ -109,40 +82,3 @@ def test_what_is_written_is_what_is_asked_for(tuning, table):
     assert rates.with_chosen("parity", [case, {**case, "arm": "delta"}]) == [{**case, "rate": 0.01}]
     rates.write({"recall": tuning})
     assert set(rates.table()) == {"parity", "recall"}, "others' stay"
-
-
-def test_what_is_not_tuned_anew_keeps_its_rate(make, tuning, table, tmp_path):
-    rates.write({"parity": tuning})
-    before = rates.table()
-    rates.write({"parity": tuning[:1], "recall": []})  # one rate alone is no choice
-    assert rates.table() == before
-    assert tool.main([str(tmp_path)]) == 0 and rates.table() == before, "of a folder without records"
-    rates.write({"parity": [make("delta", rates.TUNING, 1.0, rate) for rate in (0.03, 0.1)]})
-    assert sorted(rates.table()["parity"].values()) == [0.01, 0.03], "the other arm's stays"
-    rates.write({"parity": [make("linear", rates.TUNING, 1.0, rate) for rate in (0.03, 0.1)]})
-    assert list(rates.table()["parity"].values()) == [0.03, 0.03], "what is tuned anew is replaced"
-
-
-def test_the_tool_writes_the_table_from_a_folder_of_records(tuning, table, tmp_path):
-    for one in tuning:
-        file = records.path(tmp_path, "parity", SLUG, one["configuration"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        records.write(file, one)
-    assert tool.main([str(tmp_path)]) == 0
-    assert {name: list(found.values()) for name, found in rates.table().items()} == {"parity": [0.01]}
-    before = table.read_bytes()
-    assert tool.main([str(tmp_path)]) == 0 and table.read_bytes() == before
-
-
-@pytest.mark.bad_input
-def test_the_tool_refuses_what_is_no_folder_of_records(table, tmp_path, capsys):
-    rates.TABLE.write_text('{"bytes": {"arm=frozen": 0.01}}')
-    assert tool.main(["a", "b"]) == 2 and "python -m tools.rates [DIR]" in capsys.readouterr().err
-    assert tool.main([str(tmp_path / "missing")]) == 2
-    assert "DIR: expected a folder, got" in capsys.readouterr().err
-    file = records.path(tmp_path, "bytes", SLUG, {"device": "cpu"})
-    file.parent.mkdir(parents=True)
-    file.write_text("[{}]")
-    assert tool.main([str(tmp_path)]) == 1
-    assert f"{file}: damaged or not a record" in capsys.readouterr().err
-    assert rates.table() == {"bytes": {"arm=frozen": 0.01}}

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -34,13 +33,6 @@ def test_a_record_is_whole_on_its_own(tmp_path):
     assert record["configuration"] == CASE and record["repetitions"] == outcome()["repetitions"]
     assert {"commit", "clean", "torch", "threads", "device_name"} <= record["provenance"].keys()
     assert record["provenance"]["date_utc"].endswith("+00:00")
-
-
-def test_a_case_keeps_its_file_when_its_label_changes(tmp_path, made):
-    first = records.path(tmp_path, "fake", SLUG, CASE, "one: label")
-    records.write(first, made)
-    assert first.name == f"one-label-{records.mark(CASE)}.json"
-    assert records.path(tmp_path, "fake", SLUG, dict(reversed(CASE.items())), "another") == first
 
 
 def changed(record, **fields):
@@ -75,22 +67,6 @@ def test_what_is_damaged_or_foreign_is_named_and_left_as_it_is(kind, tmp_path, m
     assert file.read_bytes() == before
 
 
-def test_what_lies_among_records_and_is_none_is_refused(tmp_path):
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "notes.txt").write_text("to do")
-    with pytest.raises(records.RecordError, match="notes.txt: damaged or not a record"):
-        records.read_all(tmp_path, "fake")
-
-
-@pytest.mark.bad_input
-def test_an_ill_formed_record_is_not_written(tmp_path, made):
-    file = tmp_path / "a.json"
-    for wrong in ({"facts": {"a": math.inf}}, {"seeds": None}, {"repetitions": {"a": {"b_s": []}}}):
-        with pytest.raises(ValueError, match=r"expected|JSON"):
-            records.write(file, made | wrong)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
     file = tmp_path / "a.json"
     file.write_text("old")
@@ -114,13 +90,6 @@ def test_a_kill_while_writing_leaves_the_old_file(tmp_path):
     assert file.read_bytes() == b"outer"
     remove(file)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_may_be_read_by_whom_the_user_lets(tmp_path):
-    before = os.umask(0o027)
-    with written_whole(tmp_path / "a"):
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
 def test_records_by_device(made):

@@ -1,13 +1,18 @@
-"""The exact tests and intervals are as exact as they say, and every interval is judged in the same way."""
+"""The exact tests and intervals are as exact as they say; pairs are resampled exactly."""
 
 import itertools
 import math
 import random
+from collections import Counter
 
+import numpy as np
 import pytest
-from refusals import refusals
-from scipy import stats
+import torch
+from scipy import optimize, stats
+from seeded import SIGMAS, generator
 
+from paper.experiments import resampling
+from paper.experiments.resampling import expanded_tail, paired_difference, resamples, student_difference
 from paper.experiments.statistics import (
     OUTCOMES,
     Decision,
@@ -21,6 +26,8 @@ from paper.experiments.statistics import (
     student_below,
     success_interval,
 )
+
+# ---------------------------------------------------------------------------- exact tests, and how intervals are judged
 
 
 @pytest.mark.parametrize(
@@ -54,21 +61,6 @@ def test_it_is_right_as_often_as_it_says():
             assert sum(other <= p for other in found) <= p * len(found) + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("better", "worse", "chance", "ends"),
-    [
-        ([6, 7, 8], [1, 2, 3], 1 / 20, (3, 7)),  # one choice of 20 separates the arms
-        ([6, 7, 8], [1, 2, 3], 2 / 20, (4, 6)),  # of 3, 4, 4, 5, 5, 5, 6, 6, 7 the second and the last but one
-        ([6, 7, 8], [1, 2, 3], 0.049, (-math.inf, math.inf)),
-        ([1, 2, 3], [1, 2, 3], 1 / 20, (-2, 2)),
-        ([1], [0], 0.4, (-math.inf, math.inf)),
-    ],
-)
-def test_the_interval_of_a_gain(better, worse, chance, ends):
-    assert gain(better, worse, chance) == ends
-    assert gain(worse, better, chance) == (-ends[1], -ends[0])
-
-
 def test_the_interval_is_the_exact_test():
     """Without equal values, the interval lies above 0 exactly if the test's probability is at most the chance; with
     equal values, it does so no more often than that."""
@@ -86,27 +78,6 @@ def test_the_interval_is_the_exact_test():
             assert above <= chance * len(deals) + 1e-9
 
 
-def test_better_needs_more_the_more_is_compared():
-    """1 / 252, the least probability of five runs against five, is enough for twelve comparisons."""
-    assert [is_better(1 / 252, comparisons) for comparisons in (1, 12, 13)] == [True, True, False]
-    assert is_better(1 / 20, 1) and not is_better(1 / 19, 1)
-
-
-@pytest.mark.parametrize(
-    ("p_values", "rejected"),
-    [
-        ([], []),
-        ([0.05], [True]),
-        ([0.01, 0.04, 0.03, 0.005], [True, False, False, True]),  # against 1/80, 1/60; 0.03 is above 1/40
-        ([0.02, 0.04], [True, True]),  # the second has the whole level once the first is rejected
-        ([0.026, 0.001, 0.026], [False, True, False]),  # both 0.026 (1/38) are above 1/40
-        ([0.03, 0.03], [False, False]),  # each is below 0.05, but the least is above 0.025
-    ],
-)
-def test_holm_steps_down(p_values, rejected):
-    assert holm(p_values, level=0.05) == rejected
-
-
 def test_holm_rejects_wrongly_no_more_often_than_its_level():
     """By the definition of closed testing (Marcus, Peritz & Gabriel 1976), a hypothesis is rejected if every set of
     hypotheses that contains it has a member whose probability is at most the level over the size of the set. All that
@@ -118,22 +89,6 @@ def test_holm_rejects_wrongly_no_more_often_than_its_level():
         falls = [all(min(p[j] for j in s) <= 0.05 / len(s) for s in sets if i in s) for i in range(4)]
         assert holm(p, level=0.05) == falls
         assert all(holds or not is_better(value, 4) for holds, value in zip(falls, p, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("counts", "chance"),
-    [
-        ((5, 5, 0, 5), 2 / 252),  # of the ways to choose the 5 that succeed among 10, two are as uneven
-        ((0, 5, 5, 5), 2 / 252),
-        ((5, 5, 1, 5), 10 / 210),
-        ((3, 5, 3, 5), 1),
-        ((0, 5, 0, 5), 1),
-        ((3, 3, 1, 6), 6 / 126),  # 15, 60, 45 and 6 of the ways give the first arm 0, 1, 2 and 3
-        ((0, 3, 4, 6), 21 / 126),
-    ],
-)
-def test_the_probability_of_successes_as_uneven_by_chance(counts, chance):
-    assert fisher(*counts) == pytest.approx(chance, rel=1e-14)
 
 
 def test_the_quantiles_are_scipys():
@@ -180,51 +135,110 @@ def test_what_is_said_is_true_of_every_difference_in_the_interval():
     assert said == set(OUTCOMES)
 
 
-def test_losses_are_judged_the_other_way_round():
-    scores, losses = (Decision(margin=1, level=0.025, higher_is_better=higher) for higher in (True, False))
-    for low, high in intervals():
-        assert decide((low, high), losses) == decide((-high, -low), scores)
+# -------------------------------------------------------------------------------------- intervals of paired differences
 
 
-def test_without_a_margin_nothing_is_equivalent():
-    decision = Decision(margin=0, level=0.025, higher_is_better=True)
-    assert {decide(interval, decision) for interval in intervals()} == {"better", "worse", "undecided"}
+def drawn(kind, *sizes, seed=0):
+    """Differences of mean 0."""
+    values = torch.empty(*sizes, dtype=torch.float64)
+    if kind == "normal":
+        return values.normal_(generator=generator(seed)).numpy()
+    return (values.exponential_(generator=generator(seed)) - 1).numpy()
 
 
-def test_a_decision_is_kept_in_a_records_configuration():
-    decision = Decision(margin=0.01, level=0.025, higher_is_better=False)
-    settings = decision.settings()
-    assert settings == {"decision_margin": 0.01, "decision_level": 0.025, "decision_higher_is_better": False}
-    assert Decision.of({"arm": "learned", "seed": 1, **settings}) == decision
-    with pytest.raises(KeyError):
-        Decision.of({"arm": "learned"})
-    assert decision.confidence() == pytest.approx(0.95) and decision.confidence(5) == pytest.approx(0.99)
+@pytest.mark.parametrize("n", range(2, 7))
+def test_all_resamples_are_there_as_often_as_they_would_be_drawn(n):
+    counts, shares = resamples(n)
+    found = dict(zip(map(tuple, counts.astype(int).tolist()), shares * n**n, strict=True))
+    expected = Counter(tuple(map(r.count, range(n))) for r in itertools.product(range(n), repeat=n))
+    assert len(counts) == len(found) == math.comb(2 * n - 1, n)
+    assert found == pytest.approx(expected, rel=1e-14)
 
 
-@refusals(
+@pytest.mark.parametrize(
+    ("n", "confidence", "t"),
     [
-        (lambda: better_by_chance([], [1.0]), "at least one value each, got 0 and 1"),
-        (lambda: gain([1.0], [], 0.1), "at least one value each, got 1 and 0"),
-        (lambda: gain([1.0], [1.0], 0.5), r"chance: expected a probability in \(0, 1/2\), got 0.5"),
-        (lambda: is_better(0.1, 0), "comparisons: expected an integer of at least 1, got 0"),
-        (lambda: holm([0.1, math.nan]), r"p_values: expected probabilities in \[0, 1\], got \[0.1, nan\]"),
-        (lambda: holm([0.01], level=5), r"level: expected a probability in \(0, 1\), got 5"),
-        (lambda: student(0.95, 0), "freedom: expected an integer of at least 1, got 0"),
-        (lambda: student(0.95, 2.0), "freedom: expected an integer of at least 1, got float 2.0", TypeError),
-        (lambda: student(1.5, 3), r"probability: expected a probability in \(0, 1\), got 1.5"),
-        (lambda: student(math.nan, 3), r"probability: expected a probability in \(0, 1\), got nan"),
-        (lambda: success_interval(6, 5), "successes: expected 0 to runs = 5, got 6"),
-        (lambda: success_interval(1.0, 5), "successes: expected an integer, got float 1.0", TypeError),
-        (lambda: success_interval(0, 0), "runs: expected an integer of at least 1, got 0"),
-        (lambda: success_interval(1, 5, confidence=1), r"confidence: .* in \(0, 1\), got 1"),
-        (lambda: fisher(1, 5, -1, 5), "successes_b: expected 0 to runs_b = 5, got -1"),
-        (lambda: Decision(-0.1, 0.05, True), "margin: expected a finite number of at least 0, got -0.1"),
-        (lambda: Decision("1", 0.05, True), "margin: expected a number, got str '1'", TypeError),
-        (lambda: Decision(0.1, 0.95, True), r"level: expected a probability in \(0, 1/2\), got 0.95"),
-        (lambda: Decision(0.1, 0.05, 1), "higher_is_better: expected True or False, got int 1", TypeError),
-        (lambda: decide((1, 0), Decision(0, 0.05, True)), r"interval: expected ends in order, got \(1, 0\)"),
-        (lambda: decide((math.nan, 0), Decision(0, 0.05, True)), "interval: expected ends in order"),
+        (2, 0.5, 1),  # tan(pi c / 2)
+        (3, 0.95, 0.95 * math.sqrt(2 / (1 - 0.95**2))),
+        (5, 0.95, 2.776445),  # from the printed tables
+        (10, 0.95, 2.262157),
     ],
 )
-def test_bad_input_is_named(refused):
-    refused()
+def test_the_tail_of_the_expanded_interval(n, confidence, t):
+    """For normal means with variance over n, where Student's is over n - 1, the interval ends where Student's does."""
+    distance = t * math.sqrt(n / (n - 1))
+    assert expanded_tail(n, confidence) == pytest.approx(math.erfc(distance / math.sqrt(2)) / 2, rel=1e-5)
+
+
+def test_an_interval_by_hand():
+    """The differences are 0, 0, 1 and 4. At this confidence a tail holds 2 % of the 256 resamples, which is 5.12.
+
+    Four times 4: 1 resample, mean 4. Three times 4, and 1: 4 resamples, mean 3.25, so 5 in all. Three times 4, and 0: 8
+    resamples, mean 3, so the tail ends here. At the other end the 16 resamples of zeros alone exceed 5.12.
+    """
+    confidence = optimize.brentq(lambda tried: expanded_tail(4, tried) - 0.02, 0.6, 0.9)
+    found = paired_difference([1, 2, 3, 8], [1, 2, 2, 4], confidence=confidence)
+    assert found == (1.25, (0, 3))
+    assert paired_difference([1, 2, 2, 4], [1, 2, 3, 8], confidence=confidence) == (-1.25, (-3, 0))
+
+
+def test_where_the_bootstrap_is_normal_the_interval_is_students():
+    """The means of 200 differences are so nearly normal that the interval's half-width is t s / sqrt(n), up to the
+    noise of 100,000 draws. A quantile at the tail p has the standard error sqrt(p / draws) over the density. This is
+    below 1 % of the half-width here, and 4.42 standard errors are allowed."""
+    n, confidence = 200, 0.95
+    d = drawn("normal", n)
+    mean, (low, high) = paired_difference(d.tolist(), [0] * n, confidence=confidence)
+    half = student(confidence, n - 1) * d.std(ddof=1) / math.sqrt(n)
+    z = half * math.sqrt(n) / d.std()
+    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    error = math.sqrt(expanded_tail(n, confidence) / resampling.DRAWN) / density * d.std() / math.sqrt(n)
+    assert error < 0.01 * half
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=SIGMAS * error)
+
+
+def misses(kind, n, tail, samples):
+    """Draw samples of n differences of mean 0; return the shares whose interval lies above 0, and below 0.
+
+    Nothing is sorted: an interval lies above 0 if the resamples with a mean of 0 or less have a share below the tail.
+    """
+    counts, shares = resamples(n)
+    above = below = 0
+    for part in drawn(kind, samples, n).reshape(-1, 50, n):
+        sums = counts @ part.T
+        above += (shares @ (sums <= 0) < tail).sum()
+        below += (shares @ (sums >= 0) < tail).sum()
+    return above / samples, below / samples
+
+
+def test_students_interval_by_hand():
+    """Differences 1, 2 and 3: mean 2 and variance 1, so the error is 1 / sqrt(3). The jackknife's variance of a mean is
+    the variance of the values over their number."""
+    alone = student_difference([2, 4, 6], [1, 2, 3], confidence=0.9)
+    assert alone.mean == 2
+    assert alone.interval == pytest.approx([2 - student(0.9, 2) / 3**0.5, 2 + student(0.9, 2) / 3**0.5])
+    parts = np.array([0.0, 3.0, 1.0, 4.0])
+    left_out = (parts.sum() - parts) / 3
+    both = student_difference([2, 4, 6], [1, 2, 3], confidence=0.9, left_out=left_out)
+    reach = student(0.9, 2) * math.sqrt(1 / 3 + parts.var(ddof=1) / 4)
+    assert both.interval == pytest.approx([2 - reach, 2 + reach])
+
+
+@pytest.mark.parametrize("of_parts", [0.0, 3.0])
+def test_how_often_students_interval_of_three_seeds_holds_the_mean(of_parts):
+    """Seeds and 36 parts of a test add normal errors to a mean of 0. An interval at 90 % misses it 1 time in 10 at
+    most. An interval without the parts' error does so only where the parts add none. The count is random, so it may lie
+    `SIGMAS` standard deviations above its mean."""
+    seeds, parts, samples, level = 3, 36, 4000, 0.1
+    random = np.random.default_rng(1)
+    of_seeds, of_test = random.normal(size=(samples, seeds, 1)), random.normal(size=(samples, 1, parts))
+    tables = of_seeds + math.sqrt(parts) * of_parts * of_test  # the error of the mean over parts is `of_parts`
+    misses = {"both": 0, "seeds": 0}
+    for table in tables:
+        values, left_out = table.mean(1), (table.sum(1, keepdims=True) - table).mean(0) / (parts - 1)
+        for name, own in (("both", left_out), ("seeds", ())):
+            low, high = student_difference(values.tolist(), [0] * seeds, confidence=1 - level, left_out=own).interval
+            misses[name] += not low <= 0 <= high
+    most = level + SIGMAS * math.sqrt(level * (1 - level) / samples)
+    assert misses["both"] / samples <= most
+    assert (misses["seeds"] / samples <= most) == (of_parts == 0)

@@ -1,16 +1,19 @@
-"""The synthetic tasks: answers equal those of other code; lengths, vocabularies, seeds; bad sizes are refused."""
+"""Tasks that are drawn: answers equal those of other code, no place gives them away, and splits do not overlap."""
 
+from collections import Counter
+from contextlib import suppress
 from functools import partial
+from itertools import count as counting
+from math import comb, log2
 
 import pytest
 import torch
-from refusals import refusals
-from seeded import generator
-from task_draws import drawn
+from seeded import SIGMAS
+from task_draws import assert_shares, drawn
 
-from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall
+from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall, text
 from paper.tasks import state_tracking as tracking
-from paper.tasks.task import Batch, any_of, first_of
+from paper.tasks.counting import repeats, table_bits, task_bits
 
 # Beside the usual sizes: the smallest there are, odd ones, those that leave no room, and other kinds.
 OTHERS = (
@@ -83,56 +86,188 @@ def test_the_seed_says_what_is_drawn(name):
         assert (tokens.shape == other.shape and torch.equal(tokens, other)) == fixed
 
 
-BAD = [
-    (partial(recall.draw, 2, pairs=17, writes=1), "pairs: expected at most 16, got 17"),
-    (partial(recall.draw, 2, pairs=4, writes=9), "writes: expected at most 8, got 9"),
-    (partial(recall.draw, 2, pairs=0, writes=1), "pairs: expected an integer of at least 1, got 0"),
-    (partial(tracking.draw, 2, things=0, last=4), "things: expected an integer of at least 1, got 0"),
-    (partial(tracking.draw, 2, things=2, last=4, first=5), "first: expected at most last = 4, got 5"),
-    (partial(tracking.draw, 2, things=2, last=4.0), "last: expected an integer", TypeError),
-    (partial(flip_flop.draw, 2, ignored=1.0), r"ignored: expected a share in \(0, 1\), got 1.0"),
-    (partial(flip_flop.draw, 2, ignored=0.5, first=9, last=8), "first: expected at most last = 8, got 9"),
-]
-BAD_SIZES = [
-    (partial(mqar.task, length=23), r"length: expected at least 3 \* pairs = 24, got 23"),
-    (partial(mqar.task, vocab_size=17), r"vocab_size: expected at least 2 \* pairs \+ 2 = 18, got 17"),
-    (partial(induction.task, hops=4), r"length: expected more than hops \* symbols = 64, got 64"),
-    (partial(induction.task, symbols=2), "symbols: expected at least 3, got 2"),
-    (partial(copying.task, length=7), "shortest: expected at most length = 7, got 8"),
-    (partial(needle.task, length=13), r"length: expected at least 3 \* needles \+ 2 = 14, got 13"),
-    (partial(needle.task, symbols=3), "symbols: expected at least needles = 4, got 3"),
-    (partial(ngrams.task, length=3), r"length: expected more than order \+ 1 = 3, got 3"),
-    (partial(ngrams.task, likely=1.0), r"likely: expected a number in \[0, 1\), got 1.0"),
-    (partial(modular_addition.task, trained=1.0), r"trained: expected a number in \[0, 1\), got 1.0"),
-    (partial(modular_addition.task, trained=0.0), "trained: expected a share that leaves pairs for all"),
-    (partial(modular_addition.task, modulus=1), "trained: expected a share that .* of 1, got 0.5"),
-]
+def test_recall_is_not_to_be_guessed():
+    """All keys and values are equally likely, and the orders of writes and of queries give nothing away."""
+    count, pairs = 4000, 4
+    tokens, answers = drawn(partial(recall.draw, pairs=pairs, writes=2), count)
+    keys, asked = tokens[:, : 2 * pairs] // recall.VALUES, tokens[:, 2 * pairs :] - recall.QUERY
+    # Sequences are independent; in each of them only the first is counted.
+    found = {
+        "key": (torch.bincount(asked[:, 0], minlength=recall.KEYS), 1 / recall.KEYS),
+        "value": (torch.bincount(answers[:, 2 * pairs] - recall.ANSWER, minlength=recall.VALUES), 1 / recall.VALUES),
+        "same key written at once again": ((keys[:, 0] == keys[:, 1]).sum(), 1 / (2 * pairs - 1)),
+        "first written, first asked": ((keys[:, 0] == asked[:, 0]).sum(), 1 / pairs),
+        "last written, first asked": ((keys[:, -1] == asked[:, 0]).sum(), 1 / pairs),
+    }
+    assert_shares(found, count)
 
 
-@refusals(BAD)
-def test_impossible_draws_are_refused(refused):
-    refused(generator())
+@pytest.mark.parametrize("things", [1, 2, 3, 4])
+def test_products_of_permutations_are_a_group_that_does_not_commute_from_three_things_on(things):
+    table = tracking.products(things)
+    every = torch.arange(len(table))
+    assert torch.equal(table[0], every) and torch.equal(table[:, 0], every)  # the identity is number 0
+    assert all(torch.equal(line.sort().values, every) for line in (*table, *table.T))
+    assert torch.equal(table[table], table[every[:, None, None], table])  # (s t) u = s (t u)
+    assert torch.equal(table, table.T) == (things < 3)
+    swaps = [torch.tensor(move) for move in tracking.elements(things)]
+    matrices = torch.stack([torch.eye(things)[move] for move in swaps])  # row i has its one in column move[i]
+    composed = matrices[:, None] @ matrices[None]
+    assert torch.equal(composed, matrices[table])
 
 
-@refusals(BAD_SIZES)
-def test_impossible_sizes_are_refused(refused):
-    refused()
+def test_tests_ask_within_their_range_alone():
+    for task in (tracking.PARITY, tracking.PERMUTATIONS, flip_flop.TASK):
+        for name, draw in task.tests.items():
+            first, last = (int(word) for word in name.split("tokens ")[1].split(" to "))
+            tokens, answers = drawn(draw, 64)
+            asked = (answers != NONE).any(0).nonzero().flatten() + 1
+            assert tokens.shape[1] == last == asked.max() and asked.min() >= first
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", TASKS)
-def test_no_sequences_are_refused(name):
-    for draw in parts(TASKS[name]).values():
-        with pytest.raises(ValueError, match="count: expected an integer of at least 1, got 0"):
-            draw(0, generator())
+def test_hops_follow_one_another():
+    tokens = [0, 1, 2, 0, 1, 3, 1, 0]
+    once = [NONE, NONE, NONE, 1, 2, NONE, 3, 1]
+    # From the 1 that follows the 0 in the middle to the 2 after the first 1; no other second hop is possible.
+    twice = [NONE] * 7 + [2]
+    for hops, wanted in ((1, once), (2, twice)):
+        assert induction.task(hops=hops, length=40, symbols=4).solve(tokens) == wanted
 
 
-def test_a_part_gives_its_first_examples_or_any():
-    def batch(picks):
-        return Batch((picks,), picks)
+def whole(draw):
+    """All pairs of a part, in its order."""
+    pairs = []
+    with suppress(ValueError):
+        for count in counting(1):
+            pairs = [tuple(row[:2]) for row in drawn(draw, count)[0].tolist()]
+    return pairs
 
-    assert first_of(3, batch, 3, generator(1)).answers.tolist() == [0, 1, 2]
-    assert first_of(3, batch, 2, generator(2)).answers.tolist() == [0, 1]
-    assert set(any_of(3, batch, 100, generator()).answers.tolist()) == {0, 1, 2}
-    with pytest.raises(ValueError, match="count: expected at most 3, all examples of this part, got 4"):
-        first_of(3, batch, 4, generator())
+
+@pytest.mark.parametrize(("modulus", "trained"), [(7, 0.5), (11, 0.2)])
+def test_every_pair_is_in_one_part_with_both_of_its_orders(modulus, trained):
+    task = modular_addition.task(modulus=modulus, trained=trained)
+    (test,) = task.tests.values()
+    parts = [whole(draw) for draw in (task.validation, test)]
+    tokens, _ = drawn(task.train, 5000)
+    counts = torch.bincount(tokens[:, 0] * modulus + tokens[:, 1], minlength=modulus**2)
+    seen = [divmod(pair, modulus) for pair in counts.nonzero().flatten().tolist()]
+    assert sorted([*seen, *parts[0], *parts[1]]) == [(a, b) for a in range(modulus) for b in range(modulus)]
+    for part in (seen, *parts):
+        assert {(b, a) for a, b in part} == set(part)
+    orderless = [len({tuple(sorted(pair)) for pair in part}) for part in (seen, *parts)]
+    assert orderless[0] == round(trained * modulus * (modulus + 1) / 2) and orderless[2] - orderless[1] in (0, 1)
+    assert_shares({"pair": (counts[counts > 0], 1 / len(seen))}, len(tokens))
+    assert drawn(test, 3)[0].tolist() == drawn(test, 5, seed=1)[0][:3].tolist()
+    other = modular_addition.task(modulus=modulus, trained=trained, split=1)
+    assert sorted(whole(other.validation)) != sorted(parts[0])
+
+
+def _value_of_needle(needles=4, length=64, symbols=32):
+    """The largest share of sequences with the answer at one place: as the needle's value, or by chance."""
+    things = length - 2 - 2 * needles
+    ways = [
+        sum(
+            comb(x - 2 * r, r) * comb(things - 1 - x + 2 * r, needles - 1 - r)
+            for r in range(needles)
+            if 0 <= x - 2 * r < things
+        )
+        for x in range(length - 4)
+    ]  # the numbers of ways to have the needle that is asked for at x
+    assert sum(ways) == needles * comb(things, needles)
+    share = max(ways) / sum(ways)
+    return share + (1 - share) / symbols
+
+
+def _neighbour_of_match(length=64, symbols=16):
+    """The share of asking sequences whose answer equals the last token but one: the match is there, or it is i tokens
+    further back and a walk of i steps, over all symbols but the one looked for, has come back to the answer."""
+    others = symbols - 1
+    back = [(1 - 1 / others) ** i / others for i in range(length - 2)]  # i tokens from the answer to the last but one
+    same = [1 / others + (1 - 1 / others) * (-1 / (others - 1)) ** i for i in range(length - 2)]
+    return sum(p * q for p, q in zip(back, same, strict=True)) / sum(back)
+
+
+# A place that asks, and how often the answer is at the one earlier place where it is most often.
+TOLD = {
+    "mqar": (31, 1 / 8),  # each pair is equally likely
+    "induction": (63, _neighbour_of_match()),
+    "copying": (15, 1 / 8 + 7 / 8 / 16),  # strings of 8 to 15 ask there, each from another place; or chance
+    "needle": (63, _value_of_needle()),
+}
+
+
+def best_place(task, asks, count=4000):
+    """The number of sequences that ask at a place, and the largest share of them with the answer at one place."""
+    tokens, answers = drawn(task.train, count)
+    asked = answers[:, asks] != NONE
+    same = tokens[asked, : asks + 1] == answers[asked, asks : asks + 1]
+    return int(asked.sum()), float(same.double().mean(0).max())
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_no_place_tells_the_answer(name):
+    asks, told = TOLD[name]
+    count, share = best_place(TASKS[name], asks)
+    assert share <= told + SIGMAS * (told * (1 - told) / count) ** 0.5
+    assert count > 400
+
+
+# --------------------------------------------------------------------------------------------- tables of the last bytes
+
+
+def windows(*rows):
+    return torch.tensor([list(row) for row in rows])
+
+
+def by_dictionaries(seen, tested, longest):
+    followers, found = {}, []
+    for row in seen.tolist():
+        for t in range(len(row)):
+            for n in range(min(t, longest) + 1):
+                followers.setdefault(tuple(row[t - n : t]), Counter())[row[t]] += 1
+
+    def share(context, byte):
+        lower = share(context[1:], byte) if context else 1 / 256
+        after = followers.get(tuple(context), Counter())
+        if not after:
+            return lower
+        return (after[byte] + len(after) * lower) / (after.total() + len(after))
+
+    for n in range(1, longest + 1):
+        asked = [(row[max(t - n, 0) : t], row[t]) for row in tested.tolist() for t in range(1, len(row))]
+        found.append(sum(-log2(share(*one)) for one in asked) / len(asked))
+    return tuple(found)
+
+
+def test_equals_dictionaries():
+    """On bytes that repeat and bytes never seen, at every length. The tolerance 1e-12 is for sums of 300 float64."""
+    made = torch.Generator().manual_seed(0)
+    seen = torch.randint(4, (40, 12), generator=made) + 252
+    tested = torch.randint(5, (30, 11), generator=made) + 251
+    assert table_bits(seen, tested, 6) == pytest.approx(by_dictionaries(seen, tested, 6), rel=1e-12)
+
+
+def test_the_tables_of_a_task_are_of_what_it_draws():
+    task = text.language_modelling("numbers", "counting", text.Parts(*(bytes(range(200)) * 9 for _ in range(3))), 16)
+    windows = [text.whole_windows(draw(count, torch.Generator().manual_seed(0))) for draw, count in (
+        (task.train, 30), (task.tests["test"], 7)
+    )]  # fmt: skip
+    assert [tuple(one.shape) for one in windows] == [(30, 17), (7, 17)]
+    assert task_bits(task, 30, 7, 2) == table_bits(*windows, 2)
+
+
+def test_repeats():
+    """Compared with counting by hand, on three symbols, so that matches are many."""
+    windows = torch.randint(3, (3, 31), generator=torch.Generator().manual_seed(0))
+    found = repeats(windows, 5)
+    for row, x in enumerate(windows.tolist()):
+        for t in range(30):
+            best, place = 0, None
+            for s in range(t):
+                length = 0
+                while length < 5 and s >= length and x[s - length] == x[t - length]:
+                    length += 1
+                if length and length >= best:
+                    best, place = length, s
+            assert found.length[row, t] == best
+            assert bool(found.right[row, t]) == (place is not None and x[place + 1] == x[t + 1])

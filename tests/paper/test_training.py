@@ -1,17 +1,14 @@
 """Training: the schedule, cut or killed runs that go on to the same bits, processes that share a batch, bad input."""
 
 import os
-from math import nan
 
 import pytest
 import torch
-from refusals import refusals
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ortho import LanguageModel
 from paper.tasks.task import NONE, Batch
-from paper.training import CheckpointError, Recipe, Trainer, checkpoints
+from paper.training import CheckpointError, Recipe, Trainer
 
 RECIPE = Recipe(12, 1e-2, 6, weight_decay=0.1)
 
@@ -47,14 +44,6 @@ def bits(run):
 
 def equal(a, b):
     return all(torch.equal(x, y) for x, y in zip(bits(a), bits(b), strict=True))
-
-
-def test_the_rate_rises_in_a_line_and_falls_along_a_cosine():
-    shares = [Recipe(100, 1.0, 1).share_of_rate(step) for step in range(100)]
-    assert shares[:10] == [(step + 1) / 10 for step in range(10)]
-    assert shares[10] == 1 and shares[55] == pytest.approx(0.5) and 0 < shares[99] < 1e-3
-    assert shares[10:] == sorted(shares[10:], reverse=True)
-    assert [Recipe(1, 1.0, 1).share_of_rate(0)] == [1]
 
 
 def test_a_step_is_adamws_on_the_mean_of_the_answers():
@@ -141,41 +130,6 @@ def test_a_damaged_checkpoint_is_refused_and_left(tmp_path, kind, monkeypatch):
     with pytest.raises(CheckpointError, match="a.pt: "):
         make(checkpoint=file, identity="one")
     assert file.read_bytes() == before and not (tmp_path / "evil").exists()
-
-
-def test_nothing_is_written_where_a_checkpoint_cannot_be_made(tmp_path):
-    with pytest.raises(AttributeError):  # a function defined here cannot be stored
-        checkpoints.save(tmp_path / "a.pt", {"a": lambda: 0}, "one")
-    assert not list(tmp_path.iterdir())
-
-
-def test_images_and_smoothing():
-    """An example may have a single answer, and half precision is that of autocast: weights stay in float32."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    gen = torch.Generator().manual_seed(0)
-
-    def pictures(count, generator):
-        return Batch((torch.rand(count, 1, 4, 4, generator=generator),), torch.arange(count) % 3)
-
-    run = Trainer(net, pictures, Recipe(3, 1e-3, 4, smoothing=0.1, precision="bfloat16"), gen)
-    run.run()
-    assert net[1].weight.dtype == torch.float32 and len(run.losses) == 3
-
-
-@refusals(
-    [
-        ({"steps": 0}, "steps: expected an integer of at least 1, got 0"),
-        ({"B": 1.0}, "B: expected an integer of at least 1", TypeError),
-        ({"rate": 0.0}, "rate: expected a finite number above 0, got 0.0"),
-        ({"rate": nan}, "rate: expected a finite number above 0, got nan"),
-        ({"rate": "1"}, "rate: expected a number above 0, got str", TypeError),
-        ({"weight_decay": -1.0}, "weight_decay: expected a finite number of at least 0"),
-        ({"warm_up": 1.0}, r"warm_up: expected a number in \[0, 1\), got 1.0"),
-        ({"precision": "half"}, "precision: expected one of 'float32', 'bfloat16', got 'half'"),
-    ]
-)
-def test_bad_recipes(refused):
-    refused(Recipe, steps=1, rate=1e-3, B=1)
 
 
 @pytest.mark.bad_input

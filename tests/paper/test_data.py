@@ -1,0 +1,367 @@
+"""Texts, images and pairs of sentences: what is fetched, how it is split, and what examples are cut from it."""
+
+import gzip
+import hashlib
+import os
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from seeded import SIGMAS, generator
+
+from paper.tasks import images, novels, text, transduction
+from paper.tasks import translation as texts
+from paper.tasks.download import RemoteFile, fetch
+from paper.tasks.pairs import PAD, SPECIAL, START, STOP, batch_of, exact_matches, until_stop
+from paper.tasks.task import NONE
+from paper.tasks.transduction import Clause, Language, Phrase
+from paper.tasks.translation import Corpus, Vocabulary, bleu, multi30k_corpus, translation
+
+# ---------------------------------------------------------------------------------------------- files by their checksum
+
+
+CONTENT = bytes(range(256)) * 100
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of an empty cache; no local folder is named, and no proxy asked for this machine's own addresses."""
+    monkeypatch.delenv("ORTHO_DATA", raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ortho"
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """A file that a server on this machine has, and the folder in which the server finds it."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "numbers").write_bytes(CONTENT)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "served")) as server:
+        threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/numbers"
+        yield RemoteFile("some/numbers", address, SHA256), tmp_path / "served" / "numbers"
+        server.shutdown()
+
+
+def test_a_file_is_fetched_once_and_then_taken_from_the_cache(cache, remote):
+    file, served = remote
+    path = fetch(file)
+    assert path == cache / "some" / "numbers" and path.read_bytes() == CONTENT
+    served.unlink()
+    assert fetch(file) == path and list(path.parent.iterdir()) == [path]
+
+
+def test_what_arrives_changed_is_not_kept(cache, remote):
+    file, served = remote
+    served.write_bytes(CONTENT[:-1])
+    with pytest.raises(ValueError, match="hash"):
+        fetch(file)
+    assert not list(cache.rglob("numbers"))
+    served.write_bytes(CONTENT)
+    assert fetch(file).read_bytes() == CONTENT
+
+
+def test_a_damaged_file_is_refused_and_left_as_it_is(cache, remote):
+    file, _ = remote
+    path = fetch(file)
+    path.write_bytes(CONTENT[:-1])
+    for folder in (None, cache):  # as the cache, and as a local folder
+        with pytest.raises(ValueError, match=f"{path}: expected the sha256 {SHA256}.*is not used; remove it"):
+            fetch(file, folder)
+    assert path.read_bytes() == CONTENT[:-1]
+
+
+# ------------------------------------------------------------------------------------------------------- bytes of texts
+
+
+# Random bytes: no window of 17 is in two parts, or twice in one.
+PARTS = text.Parts(*map(np.random.default_rng(0).bytes, (5000, 1000, 1000)))
+EXAMPLE = text.language_modelling("numbers", "counting", PARTS, 16)
+
+
+def shown(batch):
+    """The windows that a batch shows, as bytes."""
+    return [bytes(row) for row in text.whole_windows(batch).tolist()]
+
+
+def draws(task):
+    return {"train": task.train, "validation": task.validation, **task.tests}
+
+
+def test_each_answer_is_the_next_byte_of_its_part():
+    for part, draw in draws(EXAMPLE).items():
+        batch = draw(40, generator())
+        assert batch.inputs[0].shape == batch.answers.shape == (40, 16) == (40, EXAMPLE.longest)
+        assert batch.inputs[0].dtype == batch.answers.dtype == torch.long
+        assert torch.equal(batch.inputs[0][:, 1:], batch.answers[:, :-1])
+        assert all(window in getattr(PARTS, part) for window in shown(batch))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 61, 62])
+def test_held_out_windows_are_the_same_whatever_the_generator_and_ask_for_no_byte_twice(count):
+    """1,000 bytes have 62 windows of 16 answers: 62 * 16 + 1 <= 1,000 < 63 * 16 + 1."""
+    for content, draw in ((PARTS.validation, EXAMPLE.validation), (PARTS.test, EXAMPLE.tests["test"])):
+        drawn = shown(draw(count, generator(1)))
+        assert drawn == shown(draw(count, generator(2))) and len(drawn) == count
+        starts = [content.index(window) for window in drawn]
+        assert starts[0] == 0 and (count == 1 or starts[-1] == 1000 - 17)
+        distances = np.diff(starts)
+        assert count == 1 or ((distances >= 16).all() and np.ptp(distances) <= 1)
+
+
+def write(folder, contents):
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+SOURCES = {f"package{i % 7}/module{i}.py": f"x = {i}\n".encode() * (1 + i % 3) for i in range(400)}
+# What Parts.facts gave for SOURCES when the split was fixed: a changed split makes stored results incomparable.
+FIXED = {"train": "2874431fb95d98c5", "validation": "ed411f562d799dfe", "test": "940216b353a77508"}
+
+
+def test_the_split_of_sources_is_fixed_by_their_content_alone(tmp_path):
+    write(tmp_path / "one", SOURCES)
+    write(tmp_path / "two", {f"other{i}.py": content for i, content in enumerate(reversed(SOURCES.values()))})
+    parts = text.python_parts(tmp_path / "one")
+    assert parts == text.python_parts(str(tmp_path / "two"))
+    assert {name: fact["sha256"][:16] for name, fact in parts.facts().items()} == FIXED
+    by_hash = sorted((hashlib.sha256(content).hexdigest(), content) for content in SOURCES.values())
+    for part, first, last in zip(parts, (0, 0.9, 0.95), (0.9, 0.95, 1), strict=True):
+        assert part == b"".join(content for digest, content in by_hash if first <= int(digest, 16) / 2**256 < last)
+    assert [fact["bytes"] for fact in parts.facts().values()] == list(map(len, parts))
+    for part, content in parts._asdict().items():
+        assert parts.facts()[part]["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_files_of_one_content_count_once_and_each_is_in_one_part(tmp_path):
+    write(tmp_path / "all", SOURCES | {f"copy/{name}": content for name, content in SOURCES.items()})
+    parts = text.python_parts(tmp_path / "all")
+    lines = [set(part.decode().splitlines()) for part in parts]
+    assert sum(map(len, lines)) == len(set.union(*lines)) == 400
+    assert sum(map(len, parts)) == sum(map(len, SOURCES.values()))
+    # If contents are random, each of the 400 files is in a part with probability 0.9, 0.05, 0.05.
+    for found, share in zip(lines, (0.9, 0.05, 0.05), strict=True):
+        assert abs(len(found) - 400 * share) <= SIGMAS * (400 * share * (1 - share)) ** 0.5
+
+
+def test_novels(tmp_path, monkeypatch):
+    """Each novel has its own parts, without Gutenberg's text around the novel; lines end in one byte."""
+    bodies = [b"".join(b"%d line %d\r\n" % (i, n) for n in range(500)) for i in range(2)]
+    files = []
+    for i, body in enumerate(bodies):
+        whole = b"header\r\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n\r\n" + body + b"***END OF THE PROJECT "
+        path = tmp_path / "novels" / f"{i}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(whole + b"GUTENBERG EBOOK X***\r\nlicence\r\n")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files.append(RemoteFile(f"novels/{i}.txt", "https://localhost", digest))
+    monkeypatch.setattr(novels, "NOVELS", tuple(files))
+    plain = [body.replace(b"\r\n", b"\n") for body in bodies]
+    parts = novels.novels_parts(tmp_path)
+    ends = [[len(one) * share // 100 for share in (90, 95)] for one in plain]
+    assert parts.train == b"".join(one[:a] for one, (a, _) in zip(plain, ends, strict=True))
+    assert parts.validation == b"".join(one[a:b] for one, (a, b) in zip(plain, ends, strict=True))
+    assert parts.test == b"".join(one[b:] for one, (_, b) in zip(plain, ends, strict=True))
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def random_images(count, classes=10, shape=(3, 32, 32)):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    return images.Images(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, classes, count)))
+
+
+def rows(drawn):
+    return [(pixels.numpy().tobytes(), int(answer)) for pixels, answer in zip(*drawn, strict=True)]
+
+
+def test_a_split_keeps_each_image_once_and_the_shares_of_the_classes():
+    every = random_images(997)
+    parts = images.split(every, (3, 1, 1))
+    assert sorted(rows(every)) == sorted(row for part in parts for row in rows(part))
+    for label in range(10):
+        count = int((every.answers == label).sum())
+        for part, share in zip(parts, (3, 1, 1), strict=True):
+            assert abs(int((part.answers == label).sum()) - count * share / 5) < 1
+    for part in parts:  # in the order of the hashes, in which the classes are mixed
+        digests = [hashlib.sha256(pixels).digest() for pixels, _ in rows(part)]
+        assert digests == sorted(digests)
+
+
+def test_the_task_of_digits_shows_its_parts():
+    parts = images.split(images.digit_images(), images.DIGITS)
+    # As when the split was fixed: a changed split makes stored results incomparable.
+    fixed = [hashlib.sha256(part.pixels.numpy().tobytes()).hexdigest()[:16] for part in parts]
+    assert fixed == ["87b2e07a4058469b", "fd3ef3a21241c822", "fdcf4ceb891b8772"]
+    task = images.digits()
+    for draw, part in zip((task.train, task.validation, task.tests["test"]), parts, strict=True):
+        (pixels,), answers = draw(len(part.answers), generator())
+        # Division by the ink is undone exactly: the product is off by less than 1/2.
+        drawn = rows(images.Images((pixels * images.INK).round().to(torch.uint8), answers))
+        assert drawn == rows(part) if part is not parts[0] else set(drawn) <= set(rows(part))
+        assert pixels.min() == 0 and pixels.max() == 1
+
+
+# --------------------------------------------------------------------------------------------------- a made-up language
+
+
+def test_a_batch_of_pairs():
+    (source, target, mask), answers = batch_of([([7, 8], [9]), ([6], [5, 4, 10])])
+    assert source.tolist() == [[7, 8, STOP], [6, STOP, PAD]]
+    assert mask.tolist() == [[True, True, True], [True, True, False]]
+    assert target.tolist() == [[START, 9, STOP, PAD], [START, 5, 4, 10]]
+    assert answers.tolist() == [[9, STOP, NONE, NONE], [5, 4, 10, STOP]]
+    (source, target, mask), answers = batch_of([([7, 8, 9], [4]), ([6], [5, 4, 10])], most=2)
+    assert source.tolist() == [[7, STOP], [6, STOP]] and bool(mask.all())
+    assert target.tolist() == [[START, 4], [START, 5]] and answers.tolist() == [[4, STOP], [5, 4]]
+
+
+def test_matches_are_exact():
+    answers = torch.tensor([[9, STOP, NONE], [5, 4, STOP], [5, 4, STOP], [5, 4, STOP], [STOP, NONE, NONE]])
+    written = torch.tensor([[9, STOP, STOP], [5, 4, STOP], [5, 4, 4], [5, STOP, 4], [STOP, 9, 9]])
+    assert until_stop(written) == [[9], [5, 4], [5, 4, 4], [5], []]
+    assert exact_matches(written, answers).tolist() == [True, True, False, False, True]
+    cut = torch.tensor([[5, 4, NONE]])  # a long answer, cut
+    assert until_stop(cut) == [[5, 4]] and exact_matches(torch.tensor([[5, 4, STOP]]), cut).tolist() == [True]
+
+
+def spelled(language, tokens):
+    return " ".join(language.names[token] for token in tokens)
+
+
+def test_a_sentence_by_hand():
+    """A sentence like 'the old red dogs see a cat, and it runs': order, agreement, endings."""
+    language = Language(3)
+    language.nouns[4], language.nouns[5] = [("DOG", 2)] * 2, [("CAT", 0)] * 2
+    language.tokens |= {"DOG": len(language.names), "CAT": len(language.names) + 1}
+    language.names += ["DOG", "CAT"]
+    old, red, the, a = (language.stems[name] for name in ("adj1", "adj2", "det0", "det1"))
+    see, run = language.stems["verb6"], language.stems["verb7"]
+    dogs, cat = Phrase(0, (1, 2), 4, True), Phrase(1, (), 5, False)
+    read, written = language.pair([Clause(dogs, 6, cat), Clause(cat, 7, None)])
+    assert spelled(language, read) == "det0 adj1 adj2 noun4 plural verb6 det1 noun5 and det1 noun5 verb7"
+    assert spelled(language, written) == (
+        f"DOG PLURAL {red} -ADJ.2.PL {old} -ADJ.2.PL {the} -ADJ.2.PL CAT {a} -ADJ.0.SG {see} -VERB.2.PL "
+        f"AND CAT {a} -ADJ.0.SG {run} -VERB.0.SG"
+    )
+
+
+@pytest.mark.parametrize("pairs", [None, 50])
+@pytest.mark.parametrize("clauses", [1, 3])
+def test_answers_are_the_solvers(clauses, pairs):
+    task = transduction.task(clauses=clauses, pairs=pairs, seed=1)
+    longest, joined = 0, set()
+    for draw in (task.train, task.validation, *task.tests.values()):
+        (source, target, mask), answers = draw(300, generator())
+        assert len(source) == len(target) == len(mask) == len(answers) == 300
+        assert torch.equal(mask, source != PAD) and target.shape == answers.shape
+        assert source.max() < task.vocab_size and answers.max() < task.vocab_size
+        for tokens, row in zip(source.tolist(), answers.tolist(), strict=True):
+            assert task.solve(tokens) == [token for token in row if token != NONE]
+        assert torch.equal(target[:, 1:], answers[:, :-1].masked_fill(answers[:, :-1] == NONE, PAD))
+        longest = max(longest, answers.shape[1], source.shape[1])
+        joined |= set((source == Language(1).tokens["and"]).sum(1).tolist())
+    assert task.longest - 7 <= longest <= task.longest  # the very longest is rare
+    assert joined == set(range(clauses))
+
+
+def test_parts_share_no_source_and_held_out_ones_are_always_the_same():
+    task, small, large = (transduction.task(clauses=1, pairs=pairs) for pairs in (None, 20, 400))
+    found = {}
+    for name, draw in {"train": task.train, "validation": task.validation, **task.tests}.items():
+        found[name] = {tuple(row) for row in draw(500, generator()).inputs[0].tolist()}
+    test = found["like training"] | found["ambiguous nouns"]
+    assert not found["train"] & found["validation"] and not (found["train"] | found["validation"]) & test
+    for draw, same in [
+        (task.validation, large.validation),
+        *zip(task.tests.values(), small.tests.values(), strict=True),
+    ]:
+        assert torch.equal(draw(100, generator(1)).answers, same(100, generator(2)).answers)
+    sets = [{tuple(row) for row in one.train(5000, generator()).inputs[0].tolist()} for one in (small, large)]
+    # In 5000 draws each is missing with probability (1 - 1/400)^5000 = 4e-6. Rows are as long as their batch's longest.
+    words = [{row[: row.index(STOP)] for row in found} for found in sets]
+    assert len(words[0]) <= 20 and words[0] < words[1] and 390 < len(words[1]) <= 400
+    first, again, other = (task.train(4, generator(seed)).inputs[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+# --------------------------------------------------------------------------------------------------------- translations
+
+
+@pytest.fixture
+def tokenizers():
+    """The package that subword vocabularies need."""
+    return pytest.importorskip("tokenizers")
+
+
+@pytest.fixture
+def sacrebleu():
+    """The package that BLEU needs."""
+    return pytest.importorskip("sacrebleu")
+
+
+TEXTS = ["Zwei Männer stehen am Herd.", "Two men are at the stove.", "Ein Mann am Herd – zwei Männer nicht!"] * 3
+
+
+def test_subwords_spell_the_texts(tokenizers):
+    vocabulary = Vocabulary(TEXTS, 120)
+    assert vocabulary.size <= 120
+    for line in (*TEXTS, "Herde. zwei  Männer ", " stets", ""):
+        tokens = vocabulary.encode(line)
+        assert vocabulary.decode(tokens) == line
+        assert all(len(SPECIAL) <= token < vocabulary.size for token in tokens)
+    assert len(vocabulary.encode(TEXTS[0])) < 12 < len(Vocabulary(TEXTS, 40).encode(TEXTS[0]))  # merges; bytes
+    assert vocabulary.decode([START, *vocabulary.encode("Mann"), STOP, PAD]) == "Mann"
+
+
+def test_bleu(sacrebleu):
+    same = bleu(TEXTS, TEXTS)
+    assert same.score == pytest.approx(100) and f"tok:13a|smooth:exp|version:{sacrebleu.__version__}" in same.signature
+    # 5 of 6 words are right, and 4, 3 and 2 of the 5, 4 and 3 longer parts: BLEU is the geometric mean.
+    found = bleu(["a b c d e x"], ["a b c d e f"])
+    assert found.score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert bleu(["A cat sat down here"], ["a cat sat down here"]).score < 80  # case counts
+
+
+@pytest.fixture
+def corpus():
+    pairs = [(f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in range(200)]
+    return Corpus(pairs[:180], pairs[180:190], pairs[190:])
+
+
+def test_lines_are_each_others(tmp_path):
+    """A separator within a line does not split it, and pairs with an empty side are left out."""
+    sides = ["eins ", "zwei\u2028mal", "", "leer"], ["one", "twice", "empty", " "]
+    paths = [tmp_path / name for name in ("a.de.gz", "a.en")]
+    for path, lines in zip(paths, sides, strict=True):
+        content = "\n".join(lines).encode() + b"\n"
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    assert texts._pairs(*paths) == [("eins", "one"), ("zwei\u2028mal", "twice")]
+    paths[1].write_bytes(b"one\ntwo\n")
+    with pytest.raises(ValueError, match="a.en: expected 4 lines like .*a.de.gz, got 2"):
+        texts._pairs(*paths)
+
+
+@pytest.mark.skipif("ORTHO_DATA" not in os.environ, reason="needs the files of Multi30k in ORTHO_DATA")
+def test_multi30k(tokenizers, sacrebleu):
+    corpus = multi30k_corpus()
+    assert [len(part) for part in corpus] == [29_000, 1_014, 1_000]
+    made = translation("multi30k", "", corpus.limited(1000), 1000)
+    assert made.vocabulary.size == made.task.vocab_size == 1000
+    answers = made.task.tests["test"](1000, generator()).answers
+    assert answers.shape[0] == 1000 and made.bleu("test", answers).score > 99  # long ones are cut
+    assert not {source for source, _ in corpus.train} & {source for source, _ in corpus.test}
