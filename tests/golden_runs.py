@@ -8,7 +8,7 @@ with other instructions, in PyTorch's kernels and in those of MKL. `spread` is t
 run's losses, of the same kind as what another processor deviates by: sums of the same roundings, amplified alike over
 as few steps, and rounded to five decimals. The tolerance is `TIMES` that. For a single number the ratio of two such
 deviations, of two normal ones, exceeds ten in 6 of 100 cases; `spread` is the largest of hundreds of numbers, which
-makes it far rarer. A fault of an operator moves losses by more (`test_golden.py`).
+makes it far rarer.
 """
 
 import json
@@ -23,6 +23,7 @@ import torch
 from experiment_fakes import small_library
 
 from paper.experiments import EXPERIMENTS
+from paper.experiments.learning import copying
 from paper.tasks import text
 
 STORED = Path(__file__).with_name("golden.json")
@@ -37,6 +38,7 @@ ARMS = {
     "positional-heads": ("softmax",),
     "bytes": ("learned", "frozen", "stopped", "1 learned + 3 positional"),
     "ladder-selective": ("2 selective induction + 2 positional",),
+    "copying": (copying.SELECTING,),
     "retrieval": ("learned",),
     "synthetic": ("learned",),
     "images": ("learned",),

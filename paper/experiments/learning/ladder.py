@@ -122,8 +122,8 @@ def case(
 
 
 def smoke_case(case: Case) -> Case:
-    """The case at the least budget, with as few windows as the test has parts, for golden runs."""
-    return case | {"budget": 1, "base": WARM_UP + 10, "tested": BLOCKS, "validated": ROWS}
+    """The case at the least budget, with as few windows as the test has parts, and short ones, for golden runs."""
+    return case | {"budget": 1, "base": WARM_UP + 10, "N": 128, "tested": BLOCKS, "validated": ROWS}
 
 
 def cases(device: str) -> list[Case]:
