@@ -550,10 +550,10 @@ TURNS = {
         CORRECTED, {f"{EVIDENCE}.random_features._kept": constantly(lambda: 2 * H * N * m)}
     ),
     "S2.2.2d": Turn(REFUTED, {f"{EVIDENCE}.random_features.log_gain": answering(-1.0)}),
-    "S2.2.3a": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.strided_heads": FIRST_TWICE}),
-    "S2.2.3b": Turn(REFUTED, {f"{EVIDENCE}.sparse_patterns.fixed_heads": FIRST_TWICE}),
+    "S2.2.3a": Turn(REFUTED, {"strided_heads": FIRST_TWICE}),
+    "S2.2.3b": Turn(REFUTED, {"fixed_heads": FIRST_TWICE}),
     "S2.2.3c": Turn(  # a picture in which the hubs are everywhere
-        CONFIRMED, {f"{EVIDENCE}.sparse_patterns.to_the_hubs": giving(lambda masks: [torch.ones_like(masks[0])] * 2)}
+        CONFIRMED, {"to_the_hubs": giving(lambda masks: [torch.ones_like(masks[0])] * 2)}
     ),
     "S2.2.3d": Turn(REFUTED, records(slow_blocks_on_a_gpu, "pattern-speed")),
     "S2.3.1a": Turn(  # projections by diagonal matrices, and nothing kept but the scores
