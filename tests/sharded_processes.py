@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ortho import HybridAttention, LanguageModel, freeze_qk, to_standard
+from ortho import EncoderDecoder, HybridAttention, LanguageModel, freeze_qk, to_standard
 
 WORDS, D, H, N = 11, 16, 2, 6
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -104,6 +104,19 @@ def check(kind, name, rank):
         torch.testing.assert_close(logits(to_standard(alone), tokens), logits(alone, tokens), rtol=1e-5, atol=1e-5)
 
 
+def check_generation():
+    """Sharded models write what the whole ones write: each step goes through `forward`, before which weights meet."""
+    torch.manual_seed(0)
+    tokens = torch.randint(WORDS, (2, N - 2))
+    pair, one = EncoderDecoder(WORDS, D, H, 1, max_length=N), language_model()
+    calls = ((pair, {"start": 0, "stop": 1}), (one, {"count": 2, "temperature": 0.0}))
+    written = [model.generate(tokens, **how) for model, how in calls]
+    for block in (*pair.encoder, *pair.decoder, *one.blocks, pair, one):
+        fully_shard(block)
+    for (model, how), whole in zip(calls, written, strict=True):
+        assert torch.equal(model.generate(tokens, **how), whole)
+
+
 def main():
     rank, meeting = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -115,6 +128,8 @@ def main():
         for kind in ("ddp", "fsdp", "fsdp-mixed"):
             check(kind, name, rank)
             print(rank, name, kind, "holds", flush=True)
+    check_generation()
+    print(rank, "generation holds", flush=True)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -137,40 +138,39 @@ class DecoderBlock(nn.Module):
         context: Float[Tensor, "B M d"],
         *,
         context_mask: Bool[Tensor, "..."] | None = None,
+        cache: "DecoderCache | None" = None,
     ) -> Float[Tensor, "B N d"]:
-        """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there."""
+        """x (B, N, d) and a context (B, M, d) -> (B, N, d); the mask broadcasts to (B, H, N, M), True = there.
+
+        With a `cache` (`new_cache`) x follows the tokens that it has read, without gradients; the keys and values of
+        the context are made in the first call alone.
+        """
         checks.expect(len(context) == len(x), "context", f"batch {len(x)} like x", len(context))
-        self._check_mask(context_mask, len(x), x.shape[1], context.shape[1])
-        x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True))
-        x = x + self.dropout(self.cross(self.norm_cross(x), context, attn_mask=context_mask))
-        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        self._check_mask(context_mask, len(x), x.shape[1], context.shape[1])  # before a cache reads the tokens
+        cached: dict[str, Any] = {} if cache is None else {"cache": cache.attention}
+        with nullcontext() if cache is None else torch.no_grad():
+            x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, **cached))
+            x = x + self.dropout(self._read(self.norm_cross(x), context, context_mask, cache))
+            return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 
-    @torch.no_grad()
-    def new_cache(self, context: Float[Tensor, "B M d"], capacity: int) -> "DecoderCache":
-        """A cache for decoding beside a context: room for `capacity` tokens, and the context's keys and values."""
+    def new_cache(self, capacity: int) -> "DecoderCache":
+        """An empty cache for decoding beside a context, with room for `capacity` tokens."""
+        return DecoderCache(self.attention.new_cache(capacity))
+
+    def _read(self, y: Tensor, context: Tensor, mask: Tensor | None, cache: "DecoderCache | None") -> Tensor:
+        """What the tokens read in the context."""
         layer = self.cross
-        checks.sequence("context", context, layer.d_model)
-        layer.refuse_dropout("a cache")
-        _, k, v, gates = layer._operands(context, None)
-        keys, values = (repeat_kv(x, layer.num_heads) for x in (k, v))
-        return DecoderCache(self.attention.new_cache(capacity), keys, values, gates, context[:, :1])
-
-    @torch.no_grad()
-    def step(
-        self, x: Float[Tensor, "B n d"], cache: "DecoderCache", *, context_mask: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "B n d"]:
-        """`forward` for further tokens, after those that the cache has read; without gradients."""
-        layer, keys = self.cross, cache.keys.shape[2]
-        checks.expect(len(x) == len(cache.keys), "x", f"batch {len(cache.keys)} like the context", len(x))
-        self._check_mask(context_mask, len(x), x.shape[1], keys)  # before the cache reads the tokens
-        x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, cache=cache.attention))
-        y = self.norm_cross(x)
-        q, _ = layer.projection(y, cache.first)
+        if cache is None:
+            return layer(y, context, attn_mask=mask)
+        if cache.context is None:
+            layer.refuse_dropout("a cache")
+            _, k, v, gates = layer._operands(context, None)
+            cache.context = (*(repeat_kv(x, layer.num_heads) for x in (k, v)), gates)
+        keys, values, made = cache.context
+        q, _ = layer.projection(y, context[:, :1])  # queries are made along with keys, of which one suffices
         of_queries = getattr(layer._entry, "query_gates", ())
-        gates = {**layer._given, **cache.gates, **{name: layer.gates[name](y) for name in of_queries}}
-        o = layer._function(q, cache.keys, cache.values, is_causal=False, attn_mask=context_mask, **gates)
-        x = x + self.dropout(layer._merge(o))
-        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        gates = {**layer._given, **made, **{name: layer.gates[name](y) for name in of_queries}}
+        return layer._merge(layer._function(q, keys, values, is_causal=False, attn_mask=mask, **gates))
 
     def _check_mask(self, context_mask: Tensor | None, batch: int, queries: int, keys: int) -> None:
         if context_mask is not None:
@@ -178,18 +178,12 @@ class DecoderBlock(nn.Module):
             checks.layer_mask(context_mask, None, batch, self.cross.num_heads, queries, keys, "context_mask")
 
 
-@dataclass(frozen=True)
+@dataclass
 class DecoderCache:
-    """What a block keeps for decoding: a cache of its own tokens; and what attention to the context needs, made once.
-
-    `first` (B, 1, d) is a token of the context: a projection makes queries only along with keys, of which one suffices.
-    """
+    """What a block keeps for decoding: a cache of its own tokens; and the context's keys, values and gates."""
 
     attention: Cache
-    keys: Tensor
-    values: Tensor
-    gates: dict[str, Any]
-    first: Tensor
+    context: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
 
 
 def _check_cross(layer: Any) -> None:

@@ -1,5 +1,6 @@
 """The encoder-decoder: it reads one text as a whole and writes another, token by token."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from ortho._typing import Bool, Float, Int
-from ortho.layers.block import DecoderBlock, Settings, TransformerBlock, stack
+from ortho.layers.block import DecoderBlock, DecoderCache, Settings, TransformerBlock, stack
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.embeddings import (
     add_positions,
@@ -75,18 +76,34 @@ class EncoderDecoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, source: Int[Tensor, "B M"], target: Int[Tensor, "B N"], source_mask: Bool[Tensor, "B M"] | None = None
+        self,
+        source: Int[Tensor, "B M"],
+        target: Int[Tensor, "B N"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        caches: "DecoderCaches | None" = None,
     ) -> Float[Tensor, "B N vocab"]:
         """Token indices of the source (B, M) and of the target so far (B, N) -> logits (B, N, vocab_size) of the tokens
         that follow each.
 
         `source_mask` is True where the source has a token, and False where it is padded. Padding after the target
-        does not change the logits before it.
+        does not change the logits before it. With `caches` (`new_caches`) the target follows the tokens that they have
+        read, without gradients, and the source is encoded in the first call alone.
 
         Raises ValueError, naming the argument, for more than `max_length` tokens, for batches of different size, and
         for a mask of another shape than the source.
         """
-        return self.decode(target, self.encode(source, source_mask), source_mask)
+        if caches is None:
+            return self.decode(target, self.encode(source, source_mask), source_mask)
+        with torch.no_grad():
+            if caches.memory is None:
+                caches.memory = self.encode(source, source_mask)
+            return self.decode(target, caches.memory, source_mask, caches=caches)
+
+    def new_caches(self, capacity: int | None = None) -> "DecoderCaches":
+        """Empty caches for decoding, with room for `capacity` tokens, by default `max_length`."""
+        most = cast(int, self.max_length if capacity is None else capacity)
+        return DecoderCaches([cast(DecoderBlock, block).new_cache(most) for block in self.decoder])
 
     def encode(
         self, source: Int[Tensor, "B M"], source_mask: Bool[Tensor, "B M"] | None = None
@@ -99,16 +116,23 @@ class EncoderDecoder(nn.Module):
         return self.norm_source(x)
 
     def decode(
-        self, target: Int[Tensor, "B N"], memory: Float[Tensor, "B M d"], source_mask: Bool[Tensor, "B M"] | None = None
+        self,
+        target: Int[Tensor, "B N"],
+        memory: Float[Tensor, "B M d"],
+        source_mask: Bool[Tensor, "B M"] | None = None,
+        *,
+        caches: "DecoderCaches | None" = None,
     ) -> Float[Tensor, "B N vocab"]:
         """The logits after each token of the target, given an encoded source, the `memory`."""
-        x = self.dropout(self.embed_target("target", target))
+        blocks = [None] * len(self.decoder) if caches is None else caches.blocks
+        past = 0 if blocks[0] is None else blocks[0].attention.length
+        x = self.dropout(self.embed_target("target", target, past))
         if len(memory) != len(target):
             raise ValueError(f"target: expected batch {len(memory)} like the source, got shape {tuple(target.shape)}")
         mask = mask_of_tokens("source_mask", source_mask, "source", memory.shape[:2])
-        for block in self.decoder:
-            x = block(x, memory, context_mask=mask)
-        return self._read_out(x)
+        for block, cache in zip(self.decoder, blocks, strict=True):
+            x = block(x, memory, context_mask=mask, cache=cache)
+        return linear(self.norm_target(x), cast(Tensor, self.embed_target.tokens))  # (B, N, vocab)
 
     @torch.no_grad()
     def generate(
@@ -136,17 +160,12 @@ class EncoderDecoder(nn.Module):
         check_sampling(temperature, top_k, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         most = self._most(start, stop, max_length)
-        memory = self.encode(source, source_mask)
-        mask = mask_of_tokens("source_mask", source_mask, "source", source.shape)
-        blocks = [cast(DecoderBlock, block) for block in self.decoder]
-        caches = [block.new_cache(memory, most) for block in blocks]
+        caches = self.new_caches(most)
         token, ended = source.new_full((len(source), 1), start), source.new_zeros(len(source), 1, dtype=torch.bool)
         drawn: list[Tensor] = []
         while len(drawn) < most and not bool(ended.all()):
-            x = self.dropout(self.embed_target("target", token, past=len(drawn)))
-            for block, cache in zip(blocks, caches, strict=True):
-                x = block.step(x, cache, context_mask=mask)
-            token = next_token(self._read_out(x)[:, -1], **how).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
+            logits = self(source, token, source_mask, caches=caches)[:, -1]
+            token = next_token(logits, **how).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
             drawn.append(token)
             ended = ended | (token == stop)
         return torch.cat(drawn, 1)
@@ -161,8 +180,13 @@ class EncoderDecoder(nn.Module):
             raise ValueError(f"max_length: expected at most the model's, {self.max_length}, got {max_length}")
         return cast(int, self.max_length if max_length is None else max_length)
 
-    def _read_out(self, x: Tensor) -> Tensor:
-        return linear(self.norm_target(x), cast(Tensor, self.embed_target.tokens))  # (B, N, vocab)
+
+@dataclass
+class DecoderCaches:
+    """What an `EncoderDecoder` keeps for decoding: each block's cache, and the encoded source."""
+
+    blocks: list[DecoderCache]
+    memory: Tensor | None = None
 
 
 def _encoder_block(d_model: int, *, reading: Settings, **parts: Any) -> TransformerBlock:

@@ -28,4 +28,4 @@ def test_two_processes(tmp_path):
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-    assert said[0].count("holds") == (6 if tf is not None else 3)
+    assert said[0].count("holds") == (7 if tf is not None else 4)
