@@ -206,6 +206,9 @@ class InductionHeads(nn.Module):
     (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is at least V and by default V; with a sink and a
     dense draw its default is max(V, min(d, 64)). The reference form materialises the weights.
 
+    In a `LanguageModel` with `max_length=None`, untrained heads of 16 numbers give the right one of 40 tokens a weight
+    of about .97; beside embeddings of places, which make tokens differ, of less than half.
+
     A state is the next token's key, the last `tokens` - 1 tokens, keys and values. Padding, and a token that a mask of
     keys leaves out, are not used as predecessors; a mask of pairs leaves out no token.
 

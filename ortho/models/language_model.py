@@ -32,7 +32,8 @@ class LanguageModel(nn.Module):
     frozen matrices, and a module among them is copied for each.
     Each of `max_length` places has a learned embedding or, with `positions` 'sinusoidal', a fixed one that is as large
     as the token embeddings are at first. With `max_length=None` there are no position embeddings: the attention has to
-    provide the order, and any length is allowed. `dropout` applies to the embeddings and to every block.
+    provide the order, and any length is allowed. Induction heads want this: they compare whole tokens, and embeddings
+    of places, as large as those of tokens, hide what matches. `dropout` applies to the embeddings and to every block.
     """
 
     embed_positions: Tensor | None

@@ -94,6 +94,22 @@ def test_it_retrieves_what_followed():
         assert weights[place, token + 1] > 1 - 1e-3
 
 
+@pytest.mark.parametrize(("max_length", "least", "most"), [(None, 0.9, 1.0), (64, 0.0, 0.5)])
+def test_embeddings_of_places_hide_what_matches(max_length, least, most):
+    """The mean of 20 heads' weights on the right key; each lies in (0, 1), so the mean's error is below .5 / sqrt(20),
+    and it was found to be .97 or .25 with errors of .01 and .05."""
+    found = []
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        model = LanguageModel(1000, 64, 4, 1, max_length=max_length, layer=InductionHeads, generator=g)
+        tokens = torch.randperm(1000, generator=g)[:40]
+        tokens = torch.cat([tokens, tokens[10:11]])[None]
+        block = model.blocks[0]
+        q, k = block.attention.projection(block.norm_attention(model._embed(tokens, 0)))
+        found.append((q[0, :, -1:] @ k[0].mT / sqrt(q.shape[-1])).softmax(-1)[:, 0, 11].mean().item())
+    assert least <= sum(found) / len(found) <= most
+
+
 def test_a_sink_leaves_what_does_not_match_unread():
     """Tokens that occur once, then one of them again. With K = 64 and c = 4 a match has the score 32, the sink 24, 199
     others 4 N(0, 1): a row without a match reads less than e^-4 where none of them exceeds 14, at 3.5 standard
