@@ -99,8 +99,10 @@ def in_chunks(
 
     Chunks have at most `chunk` keys, by default 64; on a GPU they are longer where there would be more than 128 of
     them. Kept for the backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`.
-    The result cannot be differentiated twice.
+    The result cannot be differentiated twice. A single token takes a step of the formula.
     """
+    if k.shape[-2] == steps:
+        return token_by_token(q, k, v, beta, log_decay, S, is_causal=is_causal, erase=erase, steps=steps)
     chunk = default_chunk(k) if chunk is None else checks.positive_int("chunk", chunk)
     tokens = chunks(k.shape[-2] // steps, max(1, chunk // steps))[0]  # of a chunk
     width = tokens * steps

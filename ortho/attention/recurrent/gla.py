@@ -102,7 +102,10 @@ def by_chunks(
     erase: bool,
     before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(o, the state after the last key)."""
+    """(o, the state after the last key). A single token takes a step of the formula."""
+    if k.shape[-2] == 1:
+        own: dict[str, bool] = {"is_causal": is_causal, "erase": erase, "before_fading": before_fading}
+        return token_by_token(q, k, v, beta, log_decay, S, **own)
     width = chunk_width(k.shape[-2], default_chunk(k) if chunk is None else checks.positive_int("chunk", chunk))
     behind = -k.shape[-2] % width
     if erase and beta is None:

@@ -15,15 +15,12 @@ from ortho.cost.mechanisms.call import CostedCall, closed_form, equal_parts
 
 
 def memory_cost(call: CostedCall, in_chunks: Callable[[CostedCall], Cost], **recurring: Any) -> Cost:
-    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments. Includes the
-    state (K, V), and decoding one more token, which is a call on that token."""
-
-    def of(call: CostedCall) -> Cost:
-        return in_chunks(call) if call.form == "fast" else recurrence_cost(call, **recurring)
-
-    G, _, K, V = call.sizes
-    token = of(call._replace(N=1, causal=True))
-    return replace(of(call), decode=token.forward, state_bytes=call.item * G * K * V)
+    """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments, and so that of a
+    single token. Includes the state (K, V), and decoding one more token."""
+    (G, _, K, V), chunked = call.sizes, call.form == "fast" and call.N != 1
+    cost = in_chunks(call) if chunked else recurrence_cost(call, **recurring)
+    token = recurrence_cost(call._replace(N=1, causal=True), **recurring)
+    return replace(cost, decode=token.forward, state_bytes=call.item * G * K * V)
 
 
 def recurrence_cost(
