@@ -15,7 +15,7 @@ from paper.claims.shared import inputs
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
-# ----------------------------------------------------------------------------------- Inputs to choose keys for---------------------------------
+# ----------------------------------------------------------------------------------------- Inputs to choose keys for
 
 
 @pytest.mark.parametrize("kind", inputs.INPUTS)
