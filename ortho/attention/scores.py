@@ -43,6 +43,13 @@ def masked_softmax(scores: Tensor, blocked: Tensor | None, *, empty_rows: bool) 
     return scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(blocked, 0)
 
 
+def divisors(totals: Tensor) -> Tensor:
+    """What to divide rows by: their totals, but infinity for rows without weight, which become 0, or with so little
+    that a gradient divided by it would leave the range of the dtype."""
+    limits = torch.finfo(totals.dtype)
+    return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
+
+
 def unit(x: Float[Tensor, "*batch N K"], name: str = "x") -> Float[Tensor, "*batch N K"]:
     """x with vectors of length 1, except very short ones: they grow at most `TINY` ** -0.5 times, and zero stays zero.
 

@@ -15,7 +15,7 @@ from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call
 from ortho.attention.dynamic_sparse.selection import (
     ABSENT,
-    attend_in_tiles,
+    attend_chosen,
     gather_rows,
     placed,
     positions,
@@ -61,7 +61,7 @@ def attend_in_groups(
     continues = (at > 0) & (chunks.labels.gather(1, at) == chunks.labels.gather(1, before))
     read = torch.stack([before.masked_fill(~continues, ABSENT), tiles.labels], -1)  # (G, T, 2)
     keys = gather_rows(chunks.positions, read.clamp(min=0)).masked_fill((read < 0)[..., None], ABSENT)
-    return placed(attend_in_tiles(call, tiles.positions, keys.flatten(2)), tiles.positions, N)
+    return placed(attend_chosen(call, tiles.positions, keys.flatten(2)), tiles.positions, N)
 
 
 def tile_width(width: int, N: int) -> int:

@@ -18,7 +18,7 @@ from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
 from ortho.attention.dynamic_sparse.selection import (
     ABSENT,
-    attend_in_tiles,
+    attend_chosen,
     attend_to_mask,
     best,
     best_positions,
@@ -93,7 +93,7 @@ def _bidirectional(call: Call, numbers: Float[Tensor, "G M"], count: int) -> tup
     """(the outputs (G, N, V), the positions of the keys that are kept): all queries of a sequence read the same."""
     (G, N), kept = call.q.shape[:2], best_positions(numbers, count)
     queries = torch.arange(N, device=kept.device).expand(G, 1, -1)
-    return attend_in_tiles(call, queries, kept[:, None])[:, 0], kept
+    return attend_chosen(call, queries, kept[:, None])[:, 0], kept
 
 
 def _causal(call: Call, numbers: Float[Tensor, "G M"], count: int) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def _causal(call: Call, numbers: Float[Tensor, "G M"], count: int) -> tuple[Tens
         theirs = numbers.gather(1, keys.clamp(min=0)).masked_fill(keys < 0, -torch.inf)
         there = keys[:, None] <= (first + own)[:, None]
         kept = best(theirs[:, None].masked_fill(~there, -torch.inf), count)  # by each query, (G, n, C)
-        rows.append(attend_in_tiles(call, own.expand(G, 1, -1), keys[:, None], kept[:, None])[:, 0])
+        rows.append(attend_chosen(call, own.expand(G, 1, -1), keys[:, None], kept[:, None])[:, 0])
         found = positions_of(kept[:, -1], count)
         held = keys.gather(1, found.clamp(min=0)).masked_fill(found < 0, ABSENT)
     return torch.cat(rows, 1), pad(held, (0, count - held.shape[1]), value=ABSENT)

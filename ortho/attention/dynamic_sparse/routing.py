@@ -24,7 +24,7 @@ from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
 from ortho.attention.dynamic_sparse.groups import attend_in_groups, group_mask
 from ortho.attention.dynamic_sparse.selection import (
-    attend_in_tiles,
+    attend_chosen,
     attend_to_mask,
     best_positions,
     continued,
@@ -187,7 +187,7 @@ def _clusters_mask(
 def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[Tensor, "G c m"]) -> Tensor:
     """Attention within each cluster; a query's output is the mean over those in which it sees a key."""
     N, M = call.q.shape[1], call.k.shape[1]
-    o = attend_in_tiles(call, of_queries, of_keys)
+    o = attend_chosen(call, of_queries, of_keys)
     # A query sees a key of its cluster if it sees the first one.
     least = of_keys.masked_fill(of_keys < 0, M).amin(-1, keepdim=True)
     sees = (of_queries >= 0) & (least < M)

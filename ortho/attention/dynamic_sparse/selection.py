@@ -113,7 +113,7 @@ def flat(call: Call) -> Call:
     return replace(call, q=q, k=k, v=v, attn_mask=mask)
 
 
-def attend_in_tiles(
+def attend_chosen(
     call: Call,
     queries: Int[Tensor, "G T B"],
     keys: Int[Tensor, "G T C"],

@@ -27,12 +27,12 @@ from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
 from ortho.attention.kernel import uncompiled
 from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
-from ortho.attention.linear.linear_attention import divisors
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import CHUNK
+from ortho.attention.scores import divisors
 from ortho.gates import Gate
 
 WINDOW = 256
+CHUNK = 64  # queries that read the same chunks of keys
 FEATURES = EluPlusOne()
 
 

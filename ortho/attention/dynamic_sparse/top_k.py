@@ -13,7 +13,7 @@ from ortho import checks
 from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import (
-    attend_in_tiles,
+    attend_chosen,
     attend_to_mask,
     best_positions,
     flat,
@@ -68,7 +68,7 @@ def top_k_attention(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*
     x = flat(call)
     number = torch.arange(x.q.shape[1], device=x.q.device).expand(len(x.q), -1)[..., None]
     # Hidden keys are not selected.
-    return attend_in_tiles(x, number, _selected(x, num_keys))[:, :, 0].view(*call.q.shape[:-1], -1)
+    return attend_chosen(x, number, _selected(x, num_keys))[:, :, 0].view(*call.q.shape[:-1], -1)
 
 
 MECHANISM = Mechanism(

@@ -8,7 +8,7 @@ mechanism is these functions with one class of maps. `feature_maps` has maps tha
 """
 
 from collections.abc import Callable
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ortho.attention.kernel import once
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
 from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.recurrence import in_chunks
+from ortho.attention.scores import divisors
 
 ELU = EluPlusOne()
 
@@ -96,8 +97,6 @@ def linear_attention(
     hidden = None if call.key_mask is None else ~call.key_mask  # (..., M)
     places: dict[str, Any] = {"scale": call.scale, "q_start": start, "k_start": start}
     f = feature_map(q, k, **places, hidden=hidden, hidden_q=hidden if same_tokens else None)
-    if (f.log_k is not None) != feature_map.scales_keys:
-        raise TypeError(f"feature_map: expected a log_k if and only if it scales keys, got {feature_map!r}")
     phi_k = f.k if hidden is None else f.k.masked_fill(hidden[..., None], 0)
     strengths = fades = None
     causal = call.is_causal and q.shape[-2] > 1  # a lone query is the last: it has no future
@@ -138,13 +137,6 @@ class _Quotient(Function):
         o, total = ctx.saved_tensors
         d_v = d_o / divisors(total)
         return torch.cat([d_v, -(d_v * o).sum(-1, keepdim=True)], -1)
-
-
-def divisors(totals: Tensor) -> Tensor:
-    """What to divide rows by: their totals, but infinity for rows without weight, which become 0, or with so little
-    that a gradient divided by it would leave the range of the dtype."""
-    limits = torch.finfo(totals.dtype)
-    return totals.masked_fill(totals.detach().abs() < limits.tiny / limits.eps, inf)
 
 
 def _scales(

@@ -11,7 +11,7 @@ ones.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise, takewhile
+from itertools import groupby
 from math import e, log, log2
 from typing import Any, NamedTuple
 
@@ -195,7 +195,6 @@ class _Tiles(NamedTuple):
     G: slice  # of the sequences
     T: slice  # of the tiles of queries
     blocks: Tensor  # (c, w), none absent
-    run: tuple[int, int] | None  # (first, step): each tile reads w contiguous blocks, `step` after the tile before
 
     def queries(self, x: Tensor) -> Tensor:
         """The rows of x (G, T, B, ·) for these tiles' queries, (g c, B, ·)."""
@@ -207,71 +206,34 @@ class _Tiles(NamedTuple):
 
     def keys(self, x: Tensor) -> Tensor:
         """The blocks of x (G, S, C, ·) that each tile reads, (g c, w C, ·)."""
-        x, w = x[self.G], self.blocks.shape[-1]
-        if self.run is not None:  # a view
-            (first, step), (g, _, C, width), strides = self.run, x.shape, x.stride()
-            size, start = (g, self.T.stop - self.T.start, w * C, width), x.storage_offset() + first * strides[1]
-            return x.as_strided(size, (strides[0], step * strides[1], *strides[2:]), start).flatten(0, 1)
-        return x.index_select(1, self.blocks.flatten()).view(-1, w * x.shape[2], x.shape[3])
+        found = x[self.G].index_select(1, self.blocks.flatten())
+        return found.view(-1, self.blocks.shape[1] * x.shape[2], x.shape[3])
 
     def add_keys(self, x: Tensor, rows: Tensor) -> None:
         """Add to what `keys` reads."""
-        x = x[self.G].flatten(2)
-        if self.run is not None:
-            (first, step), w = self.run, self.blocks.shape[-1]
-            for t, some in enumerate(self.split(rows).unbind(1)):
-                x[:, first + t * step : first + t * step + w].add_(some.view(len(x), w, -1))
-            return
-        x.index_add_(1, self.blocks.flatten(), rows.reshape(len(x), self.blocks.numel(), -1))
+        x = x[self.G]
+        x.index_add_(1, self.blocks.flatten(), rows.reshape(len(x), -1, *x.shape[2:]))
 
     def split(self, rows: Tensor) -> Tensor:
         """(g c, ...) as (g, c, ...)."""
-        return rows.unflatten(0, (-1, self.T.stop - self.T.start))
+        return rows.unflatten(0, (-1, len(self.blocks)))
 
 
 def _tiles(of: BlockMask, G: int, K: int) -> Iterator[_Tiles]:
     """All tiles of a block mask, for G sequences with keys of K numbers.
 
-    Tiles that are computed together read equally many blocks, none of which is absent, so results do not depend on how
-    many tiles are computed together.
+    Tiles that are computed together read equally many blocks, at least one, and none of which is absent, so results do
+    not depend on how many tiles are computed together.
     """
-    B, C = of.queries.shape[1], of.keys.shape[1]
-    for start, stop, width, run in _runs(of.table.cpu()):
-        numbers = width * C * (B if run else max(B, K))  # in a tile
-        together = max(1, NUMBERS["cuda" if of.table.is_cuda else "cpu"] // numbers)
-        tiles = min(stop - start, together)
-        sequences = together // tiles
-        for t in range(start, stop, tiles):
-            T = slice(t, min(stop, t + tiles))
-            here = None if run is None else (run[0] + (t - start) * run[1], run[1])
-            for g in range(0, G, sequences):
-                some = slice(g, min(G, g + sequences))
-                yield _Tiles(some, T, of.table[T, :width], here)
-
-
-_Run = tuple[int, int, int, tuple[int, int] | None]  # of tiles: start, stop, width of the table, and `_Tiles.run`
-
-
-def _runs(table: Tensor) -> Iterator[_Run]:
-    """Runs of a table's rows that hold equally many blocks, at least one. Unless that makes short pieces, runs are cut
-    further, so that their blocks are contiguous and begin at equal distances."""
-    widths = (table >= 0).sum(1)
-    contiguous = ((table.diff() == 1) | (table[:, 1:] < 0)).all(1)
-    stop = 0
-    for (width, straight), rows in groupby(zip(widths.tolist(), contiguous.tolist(), strict=True)):
+    most, stop = NUMBERS["cuda" if of.table.is_cuda else "cpu"], 0
+    for width, rows in groupby((of.table >= 0).sum(1).tolist()):
         start, stop = stop, stop + len(list(rows))
         if not width:
             continue
-        pieces = list(_equal_steps(table[start:stop, 0].tolist(), start, width)) if straight else []
-        yield from pieces if pieces and len(pieces) <= max(1, (stop - start) / 4) else [(start, stop, width, None)]
-
-
-def _equal_steps(firsts: list[int], start: int, width: int) -> Iterator[_Run]:
-    """Runs of tiles whose first blocks are at equal distances; the tiles from `start` on begin at blocks `firsts`."""
-    steps = [b - a for a, b in pairwise(firsts)]
-    t = 0
-    while t < len(firsts):
-        step = steps[t] if t < len(steps) else width
-        stop = t + 1 + len(list(takewhile(step.__eq__, steps[t:])))
-        yield start + t, start + stop, width, (firsts[t], step) if step >= 0 else None
-        t = stop
+        numbers = width * of.keys.shape[1] * max(of.queries.shape[1], K)  # in a tile
+        tiles = min(stop - start, max(1, most // numbers))
+        sequences = max(1, most // (numbers * tiles))
+        for t in range(start, stop, tiles):
+            T = slice(t, min(stop, t + tiles))
+            for g in range(0, G, sequences):
+                yield _Tiles(slice(g, min(G, g + sequences)), T, of.table[T, :width])
