@@ -17,7 +17,7 @@ from torch import Tensor
 from ortho import checks
 from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
-from ortho.attention.options import check_options, described, sums_keys
+from ortho.attention.options import check_options, described, sums_keys, takes_state
 from ortho.attention.position_bias import rotary
 from ortho.heads import repeat_kv
 
@@ -41,6 +41,8 @@ def new_cache(
     capacity below 1, and for a missing capacity where one is needed.
     """
     if not isinstance(attention, str):
+        wanted = "a function or module that takes initial_state and return_state, to decode with"
+        checks.expect(takes_state(attention), "attention", wanted, described(attention, {}))
         return StateCache(attention, capacity, form, options)
     mechanism = MECHANISMS[checks.one_of("attention", attention, MECHANISMS)]
     checks.expect(mechanism.causal, "attention", "a causal mechanism", repr(attention))

@@ -54,6 +54,12 @@ def check_names(what: str, function: Callable[..., Any], options: Mapping[str, A
             raise TypeError(f"{wanted}, with the attention {what}")
 
 
+def takes_state(function: Callable[..., Any]) -> bool:
+    """Whether an attention function can go on from a state."""
+    parameters = signature(function.forward if isinstance(function, nn.Module) else function).parameters
+    return "initial_state" in parameters or any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+
+
 def described(attention: Any, options: Mapping[str, Any]) -> str:
     """An attention and its options in words: "window, width=64"."""
     name = attention if isinstance(attention, str) else _name(attention)

@@ -168,8 +168,7 @@ class DecoderBlock(nn.Module):
             cache.context = (*(repeat_kv(x, layer.num_heads) for x in (k, v)), gates)
         keys, values, made = cache.context
         q, _ = layer.projection(y, context[:, :1])  # queries are made along with keys, of which one suffices
-        of_queries = getattr(layer._entry, "query_gates", ())
-        gates = {**layer._given, **made, **{name: layer.gates[name](y) for name in of_queries}}
+        gates = {**layer._given, **made, **{name: layer.gates[name](y) for name in layer._of_queries or ()}}
         return layer._merge(layer._function(q, keys, values, is_causal=False, attn_mask=mask, **gates))
 
     def _check_mask(self, context_mask: Tensor | None, batch: int, queries: int, keys: int) -> None:

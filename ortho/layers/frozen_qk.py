@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -22,8 +23,8 @@ class FrozenQKAttention(MultiheadAttention):
     In the backward pass, a forward pass with q and k exchanged gives the values' gradient (`softmax.frozen_qk`).
     Between the passes the layer keeps x, the merged heads, and one number for each head and token, but not q, k and v.
     Its arguments are those of `MultiheadAttention` except `attention`; `projection` is 'structured-stopped', 'stopped',
-    or a class or module of projections that stop the gradient. The reference form, and calls with a context, a state, a
-    cache, weights or dropout of weights, run as in `MultiheadAttention`, with the same results.
+    or a class or module of projections that stop the gradient. The reference form, and calls with a context, a mask of
+    numbers, a state, a cache, weights or dropout of weights, run as in `MultiheadAttention`, with the same results.
 
     Raises TypeError or ValueError, naming the argument, for what `MultiheadAttention` refuses, and for a projection
     through which a gradient passes.
@@ -57,10 +58,12 @@ class FrozenQKAttention(MultiheadAttention):
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
         if unknown := others.keys() - PASSED_ON:
             raise TypeError(f"{min(unknown)}: expected some of {', '.join(sorted(PASSED_ON))}, got another argument")
-        plain = context is None and value is None and all(x is None or x is False for x in others.values())
+        others |= {"context": context, "value": value}
+        plain = all(x is None or x is False for x in others.values())
+        plain = plain and (attn_mask is None or attn_mask.dtype == torch.bool)
         if self.form == "reference" or not plain or (self.training and self.dropout):
             others |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
-            return super().forward(x, context, value, **others)
+            return super().forward(x, **others)
         checks.sequence("x", x, self.d_model)
         mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = repeat_kv(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,9 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"projection: expected {wanted}, got {type(self.projection).__name__}")
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
+        checks.expect(
+            options.pop("batch_first", True) is True, "batch_first", "True, as x is (B, N, d)", "another value"
+        )
         self.attention, self.form, self.options = attention, form, options
         makers = self._check_attention(gates or {})
         fans = None if head_dim is None else 2 * d_model
@@ -89,11 +92,11 @@ class MultiheadAttention(nn.Module):
         self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
         own = {**kind, **({} if head_dim is None else {"head_dim": head_dim})}  # not every gate knows of other widths
         self.gates = nn.ModuleDict({name: make(d_model, num_heads, **own) for name, make in makers.items()})
-        self._makes_gates = bool(makers)
-        self.dropout = checks.probability("dropout", dropout)
-        if dropout and not getattr(self._entry, "exact", False):
-            wanted = f"0 with the attention {described(attention, {})}, whose fast form has no weights"
-            raise ValueError(f"dropout: expected {wanted}, got {dropout}")
+        self.dropout, entry = checks.probability("dropout", dropout), self._entry
+        self._of_queries = tuple(getattr(entry, "query_gates", ())) if makers else None  # None: there are no gates
+        self._same_tokens, self._described = getattr(entry, "same_tokens", False), described(attention, options)
+        wanted = f"0 with the attention {self._described}, whose fast form has no weights"
+        checks.expect(not dropout or getattr(entry, "exact", False), "dropout", wanted, dropout)
 
     def _check_attention(self, gates: Mapping[str, type[Gate]]) -> dict[str, type[Gate]]:
         """The class of each gate, by the argument that it is for, after a check of the attention and its options."""
@@ -125,10 +128,10 @@ class MultiheadAttention(nn.Module):
     @property
     def _function(self) -> Callable[..., Any]:
         """What is called with q, k and v."""
-        entry: Any = self._entry
-        if entry is not self.attention:
-            entry = entry.reference if self.form == "reference" else entry.fast
-        return cast(Callable[..., Any], entry)
+        if not isinstance(self.attention, str):
+            return self.attention
+        mechanism = MECHANISMS[self.attention]
+        return mechanism.reference if self.form == "reference" else mechanism.fast
 
     def forward(
         self,
@@ -180,20 +183,19 @@ class MultiheadAttention(nn.Module):
         q, k, v, given = self._operands(x, context)
         if self.num_kv_heads != self.num_heads:
             k, v = repeat_kv(k, self.num_heads), repeat_kv(v, self.num_heads)
-        entry = self._entry
-        if getattr(entry, "same_tokens", False):
+        if self._same_tokens:
             given["same_tokens"] = context is None
         if need_weights or (self.dropout and self.training):
             if cut:
                 self.refuse_dropout("a state")
                 raise ValueError("need_weights: expected False beside a state, got True")
-            weights = self._weights(q, k, v, entry, is_causal=is_causal, attn_mask=mask, **given)
+            weights = self._weights(q, k, v, is_causal=is_causal, attn_mask=mask, **given)
             y = self._merge(weights @ v)
             return (y, weights) if need_weights else y
         attend = self._function
         if mask is not None and initial_state is not None and sums_keys(attend):
             mask = mask[..., -x.shape[1] :]  # of the new keys
-        if key_padding_mask is not None and entry is self.attention:  # which may hand tokens on
+        if key_padding_mask is not None and attend is self.attention:  # which may hand tokens on
             padding = key_padding_mask[:, None, key_padding_mask.shape[1] - k.shape[2] :, None]
             k, v = k.masked_fill(padding, 0), v.masked_fill(padding, 0)
         if cut:
@@ -223,20 +225,20 @@ class MultiheadAttention(nn.Module):
         q, k = self.projection(x, context)
         source = x if context is None else context
         v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)
-        if not self._makes_gates:
+        if self._of_queries is None:
             return q, k, v, {}
-        of_queries = getattr(self._entry, "query_gates", ())
-        return q, k, v, {name: gate(x if name in of_queries else source) for name, gate in self.gates.items()}
+        return q, k, v, {name: gate(x if name in self._of_queries else source) for name, gate in self.gates.items()}
 
     def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
         """Heads side by side, then W_O."""
         return linear(merge_heads(o), self.weight_o, self.bias_o)
 
-    def _weights(self, q: Tensor, k: Tensor, v: Tensor, entry: Any, **given: Any) -> Float[Tensor, "B H N M"]:
+    def _weights(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Float[Tensor, "B H N M"]:
         """The attention weights, after dropout, by the definition: its outputs for the identity as values."""
+        entry = self._entry
         if not isinstance(self.attention, str) or not entry.has_weights:
-            what = described(self.attention, {})
-            raise ValueError(f"need_weights: expected False with the attention {what}, which has no weights, got True")
+            wanted = f"False with the attention {described(self.attention, {})}, which has no weights"
+            raise ValueError(f"need_weights: expected {wanted}, got True")
         known = options_of(entry.reference, {}) or ()
         own = {name: option for name, option in self._given.items() if name in known}
         identity = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
@@ -246,18 +248,18 @@ class MultiheadAttention(nn.Module):
         """An empty cache for decoding with this layer, with room for `capacity` tokens (`ortho.attention.cache`)."""
         return new_cache(self.attention, capacity, form=self.form, **self.options)
 
-    @torch.no_grad()
     def _decoded(self, x: Tensor, cache: Cache, padding: Tensor | None) -> Tensor:
         """The outputs of tokens after those that the cache has read."""
         self.refuse_dropout("a cache")
         cache.fits(self._described)
-        q, k, v, given = self._operands(x, None)
-        if padding is not None:
-            checks.layer_mask(None, padding, len(x), self.num_heads, x.shape[1], None)
-            given["key_mask"] = ~padding[:, padding.shape[1] - x.shape[1] :]
-        if not isinstance(self.attention, str):
-            given["function"] = partial(self.attention, **self._given)
-        return self._merge(cache.attend(q, k, v, **given))
+        with torch.no_grad():
+            q, k, v, given = self._operands(x, None)
+            if padding is not None:
+                checks.layer_mask(None, padding, len(x), self.num_heads, x.shape[1], None)
+                given["key_mask"] = ~padding[:, padding.shape[1] - x.shape[1] :]
+            if not isinstance(self.attention, str):
+                given["function"] = partial(self.attention, **self._given)
+            return self._merge(cache.attend(q, k, v, **given))
 
     def refuse_dropout(self, beside: str) -> None:
         """Raise ValueError if `dropout` applies to a call that computes no weights."""
@@ -323,10 +325,6 @@ class MultiheadAttention(nn.Module):
                 layer.in_proj_bias.copy_(torch.cat(biases))
                 layer.out_proj.bias.copy_(self.bias_o)
         return layer.train(self.training)
-
-    @property
-    def _described(self) -> str:
-        return described(self.attention, self.options)
 
     def extra_repr(self) -> str:
         return f"attention={self._described}" + (f", form={self.form!r}" if isinstance(self.attention, str) else "")

@@ -148,13 +148,15 @@ def test_masks_of_numbers_where_softmax_is_exact():
         close(layer(form=form)(x, x, x, attn_mask=bias, key_padding_mask=padding), want)
     close(HybridAttention(D, H, heads={"softmax": H}, generator=generator(), dtype=torch.float64)(x, attn_mask=bias),
           theirs(x, x, x, attn_mask=bias, need_weights=False)[0])  # fmt: skip
+    exchanged = ortho.FrozenQKAttention(D, H, dtype=torch.float64)
+    close(exchanged(x, attn_mask=bias), ortho.to_standard(exchanged)(x, attn_mask=bias))
 
 
 def test_calls_as_of_torchs_layer():
     one, x, context = MultiheadAttention(embed_dim=D, num_heads=H), draw(B, N, D).float(), draw(B, 5, D).float()
     assert torch.equal(one(x, x, x), one(x))
     assert torch.equal(one(x, context, context), one(x, context))
-    exchanged = ortho.FrozenQKAttention(D, H)
+    exchanged = ortho.FrozenQKAttention(D, H, batch_first=True)
     assert torch.equal(exchanged(x, x, x), exchanged(x))
 
 
@@ -219,3 +221,5 @@ def test_new_caches_of_functions():
         cache.copy().attend(q, k, v)
     assert isinstance(cache.copy().attend(q, k, v, function=linear_attention), torch.Tensor)
     assert isinstance(nn.Identity(), nn.Module)
+    with pytest.raises(ValueError, match="attention: expected a function or module that takes initial_state"):
+        MultiheadAttention(D, H, attention=torch.nn.functional.softmax).new_cache(N)
