@@ -81,9 +81,8 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"projection: expected {wanted}, got {type(self.projection).__name__}")
         self.d_model, self.num_heads = d_model, num_heads
         self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
-        checks.expect(
-            options.pop("batch_first", True) is True, "batch_first", "True, as x is (B, N, d)", "another value"
-        )
+        batch_first = options.pop("batch_first", True)  # as users of PyTorch's layer write it
+        checks.expect(batch_first is True, "batch_first", "True, as x is (B, N, d)", batch_first)
         self.attention, self.form, self.options = attention, form, options
         makers = self._check_attention(gates or {})
         fans = None if head_dim is None else 2 * d_model

@@ -131,7 +131,7 @@ LAYERS = [
         "options: expected one of .*got 'chnk'; did you mean 'chunk'",
         TypeError,
     ),
-    (lambda: layer(batch_first=True), "options: expected none, got 'batch_first', with the attention 'sof", TypeError),
+    (lambda: layer(batch_first=False), r"batch_first: expected True, as x is \(B, N, d\), got False"),
     (
         lambda: layer(attention="linear", chunk="a"),
         "chunk: expected what the attention can be called with, got linear, chu",
