@@ -139,7 +139,53 @@
     };
   }
 
+  // The landing page: the chance that an untrained head finds the right token. The point follows the pointer, too.
+
+  function lookup(root) {
+    const { widths, tokens, chances, spelt, two, x, axis, start, words } = JSON.parse(root.dataset.figures);
+    const [top, bottom] = axis;
+    const picture = root.querySelector("svg");
+    const point = picture.querySelector(".point");
+    point.removeAttribute("hidden");
+    const curves = [...picture.querySelectorAll(".one")];
+    const ranges = [words.width, words.tokens].map((name, i) =>
+      ranged(`${name} `, { min: 0, max: (i ? tokens : widths).length - 1, value: start[i] }),
+    );
+    const [width, count] = ranges.map(([, input]) => input);
+    const said = made("output", {});
+    root.prepend(made("div", { class: "controls" }, ...ranges.map(([label]) => label), said));
+    const nearest = (values, wanted) =>
+      values.reduce((best, value, i) => (Math.abs(value - wanted) < Math.abs(values[best] - wanted) ? i : best), 0);
+
+    function drag(event) {
+      const box = picture.getBoundingClientRect();
+      const scale = picture.viewBox.baseVal.width / box.width;
+      count.value = nearest(x, (event.clientX - box.left) * scale);
+      const chance = (bottom - (event.clientY - box.top) * scale) / (bottom - top);
+      width.value = nearest(chances.map((row) => row[count.value]), chance);
+      root.dispatchEvent(new Event("input"));
+    }
+
+    picture.addEventListener("pointerdown", (event) => {
+      picture.setPointerCapture(event.pointerId);
+      drag(event);
+    });
+    picture.addEventListener("pointermove", (event) => event.buttons && drag(event));
+    return () => {
+      const [row, column] = [Number(width.value), Number(count.value)];
+      const number = tokens[column].toLocaleString("en");
+      width.setAttribute("aria-valuetext", widths[row]);
+      count.setAttribute("aria-valuetext", number);
+      curves.forEach((curve, i) => curve.classList.toggle("chosen", i === row));
+      point.setAttribute("cx", x[column]);
+      point.setAttribute("cy", bottom - (bottom - top) * chances[row][column]);
+      const values = { width: widths[row], tokens: number, one: spelt[row][column], two: two[column] };
+      said.textContent = words.said.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+    };
+  }
+
   const INTERACTIVES = {
+    lookup,
     "cost-slider": costSlider,
     "delta-writes": deltaWrites,
     "chunk-solve": chunkSolve,
