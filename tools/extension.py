@@ -3,9 +3,11 @@
 * Figures are numbered by chapter ("Fig. 7.1"). On pages without a number they are not numbered.
 * A number and the per cent sign after it stay on one line, in prose and tables, not in code.
 * A page that reads timings ends with their commits and dates, and says whether they are older than the code.
-* Buttons open a page's notebook on Binder and in Colab. Both fetch it from a public repository, whose address is
-  `repository-code` in CITATION.cff; without that entry there are no buttons. Binder installs what `binder/` says.
-  Colab, which only supports repositories on GitHub, installs nothing.
+* A hyphen before a number is shown as a minus sign, likewise.
+* The repository's address is the environment variable REPOSITORY, or else `repository-code` in CITATION.cff. With it,
+  buttons open a page's notebook on Binder and in Colab, lead to the repository and suggest an edit, and pages that have
+  the address `https://repository.example` say the true one. Without it there are no buttons, and lines and paragraphs
+  with the example are left out. Binder installs what `binder/` says. Colab only supports GitHub and installs nothing.
 * The book is built on all cores; its pages are the same as on one.
 """
 
@@ -29,6 +31,9 @@ from tools.notebooks import ROOT, SHOW_VERDICTS, VERDICTS
 
 CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
+MINUS = re.compile(r"(?<![\w.,:/–-])-(?=\d)")
+UNTIMED = ("how-to-read", "index", "what-is-new", "zh")  # pages that show verdicts and findings, but no time
+EXAMPLE = "https://repository.example"
 
 
 def drop_numbers(_: Any, env: Any) -> None:
@@ -39,14 +44,15 @@ def drop_numbers(_: Any, env: Any) -> None:
 
 
 class KeepTogether(SphinxPostTransform):
-    """Make spaces before per cent signs non-breaking; runs last, when every number has been inserted."""
+    """Make spaces before per cent signs non-breaking, and hyphens before numbers minus signs; runs last, when every
+    number has been inserted."""
 
     default_priority = 900
 
     def run(self, **_: Any) -> None:
         for text in list(self.document.findall(nodes.Text)):
             if not isinstance(text.parent, nodes.literal | nodes.FixedTextElement | nodes.math | nodes.raw):
-                kept = APART.sub("\N{NO-BREAK SPACE}", text)
+                kept = MINUS.sub("\N{MINUS SIGN}", APART.sub("\N{NO-BREAK SPACE}", text))
                 if kept != text:
                     text.parent.replace(text, nodes.Text(kept))
 
@@ -74,7 +80,7 @@ def differs(commit: str) -> bool:
 def date_timings(app: Any, document: nodes.document) -> None:
     """End a page that reads timings with their commits and dates, and with whether they are older than the code."""
     path = Path(app.env.doc2path(app.env.docname))
-    if path.suffix != ".ipynb":
+    if path.suffix != ".ipynb" or path.stem in UNTIMED:
         return
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -93,15 +99,34 @@ def date_timings(app: Any, document: nodes.document) -> None:
         next(iter(document.findall(nodes.section)), document).append(nodes.note("", words))
 
 
+def repository() -> str:
+    """The repository's address, empty if nobody has said it."""
+    cited = yaml.safe_load(CITED.read_text(encoding="utf-8"))
+    return str(os.environ.get("REPOSITORY") or cited.get("repository-code") or "").rstrip("/")
+
+
 def add_buttons(_: Any, config: Any) -> None:
-    """Give the theme its options for the repository that CITATION.cff names, if it names one."""
-    address = yaml.safe_load(CITED.read_text(encoding="utf-8")).get("repository-code")
-    if address:
+    """Give the theme its options for the repository, if there is one."""
+    if address := repository():
         buttons = {"notebook_interface": "jupyterlab", "binderhub_url": "https://mybinder.org"}
         if address.startswith("https://github.com/"):
             buttons["colab_url"] = "https://colab.research.google.com"
-        options = {"repository_url": address, "repository_branch": "main", "launch_buttons": buttons}
-        config.html_theme_options |= options
+        place = {"repository_url": address, "repository_branch": "main", "path_to_docs": ""}
+        links = {"use_repository_button": True, "use_edit_page_button": True}
+        config.html_theme_options |= place | links | {"launch_buttons": buttons}
+
+
+def say_address(_: Any, document: nodes.document) -> None:
+    """Put the repository's address where a page has that of the example, or leave out what would need it."""
+    address = repository()
+    for block in [one for one in document.findall(nodes.literal_block) if EXAMPLE in one.astext()]:
+        lines = [line for line in block.astext().splitlines() if address or EXAMPLE not in line]
+        block.rawsource = "\n".join(lines).replace(EXAMPLE, address)
+        block.children = [nodes.Text(block.rawsource)]
+    for link in [one for one in document.findall(nodes.reference) if one.get("refuri") == EXAMPLE]:
+        link["refuri"] = address
+        if not address:
+            link.parent.parent.remove(link.parent)
 
 
 def declare(app: Any) -> None:
@@ -119,6 +144,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_post_transform(KeepTogether)
     app.connect("config-inited", add_buttons)
     app.connect("doctree-read", date_timings)
+    app.connect("doctree-read", say_address)
     app.connect("builder-inited", declare)
     app.parallel = os.cpu_count() or 1  # as `sphinx-build -j` sets it; Jupyter Book has no such option
     # This domain keeps its proofs in the environment, which sphinx_proof merges. Sphinx also asks for its data.

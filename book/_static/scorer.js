@@ -1,7 +1,9 @@
-/* The order of what a search finds: chapters first, then guides and the glossary, then the ledger, last names of the
+/* The order of what a search finds: headings that are what was asked for, then chapters, then guides and the glossary, then the ledger, last names of the
    package. Sphinx puts this before its own script (`html_search_scorer`); within a group its scores decide. */
 var Scorer = {
-  score: ([page, , , , score]) => {
+  score: ([page, title, , , score]) => {
+    const asked = new URLSearchParams(location.search).get("q")?.trim().toLowerCase();
+    if (title.split(" > ").pop().toLowerCase() === asked) return score + 5000;
     const groups = [/^notebooks\//, /^book\/(guides\/|notation)/, /^book\/(?!reference\/)/];
     const group = groups.findIndex((pattern) => pattern.test(page));
     return score + 1000 * (group < 0 ? 0 : groups.length - group);

@@ -32,15 +32,23 @@ def test_per_cent_signs_stay_with_their_numbers_and_code_is_as_it_was():
     document += nodes.paragraph("", "", nodes.Text("7 % and "), nodes.emphasis("", "8"), nodes.Text(" % of it"), *code)
     document += nodes.literal_block("", "7 % 2")
     document += nodes.paragraph("", "in % of all 12.5 %, x % y, 7%")
+    document += nodes.paragraph("", "-0.5 (-1 to 2), GPT-2, 2026-11-27, 3-4")
     extension.KeepTogether(document).run()
     found = [text.astext() for text in document.findall(nodes.Text)]
-    assert found == ["7\xa0% and ", "8", "\xa0% of it", *["7 % 2"] * 4, "in % of all 12.5\xa0%, x % y, 7%"]
+    assert found == [
+        "7\xa0% and ",
+        "8",
+        "\xa0% of it",
+        *["7 % 2"] * 4,
+        "in % of all 12.5\xa0%, x % y, 7%",
+        "−0.5 (−1 to 2), GPT-2, 2026-11-27, 3-4",
+    ]
 
 
 def test_a_page_that_reads_timings_says_of_which_commit_and_date_they_are():
     """Others say nothing."""
     ends = {}
-    for name in ("notebooks/16-dynamic-sparsity", "book/index", "notebooks/01-the-standard-layer"):
+    for name in ("notebooks/16-dynamic-sparsity", "book/results", "book/index", "notebooks/01-the-standard-layer"):
         document = new_document("a page")
         env = SimpleNamespace(docname=name, doc2path=lambda name: ROOT / f"{name}.ipynb")
         extension.date_timings(SimpleNamespace(env=env), document)
@@ -48,7 +56,8 @@ def test_a_page_that_reads_timings_says_of_which_commit_and_date_they_are():
     dated = re.compile(
         r"Times on this page were measured with (commit [0-9a-f]{8} \(\d{4}-\d\d-\d\d\)(, )?)+\. (They|The)"
     )
-    assert [bool(dated.match(end)) for end in ends.values()] == [True, True, False] and not list(ends.values())[-1]
+    assert [bool(dated.match(end)) for end in ends.values()] == [True, True, False, False]
+    assert not any([*ends.values()][2:])
     assert extension.differs("0" * 40), "a commit that nobody has"
 
 
@@ -70,6 +79,26 @@ def test_buttons_lead_to_the_repository_that_is_cited(tmp_path, monkeypatch, cit
     options = config.html_theme_options
     assert options.get("launch_buttons", {}).keys() - {"notebook_interface"} == buttons
     assert options["repository_url"] == cited.get("repository-code", default["repository_url"])
+    assert options.get("use_edit_page_button", False) == bool(buttons)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("", ["make book", "before"]),
+        ("https://a.org/b", ["git clone https://a.org/b ortho\nmake book", "before", "it"]),
+    ],
+)
+def test_pages_say_the_address_of_the_repository_or_nothing(monkeypatch, address, said):
+    monkeypatch.setenv("REPOSITORY", address)
+    monkeypatch.setattr(extension, "CITED", extension.ROOT / "CITATION.cff")
+    document = new_document("a page")
+    document += nodes.literal_block("", f"git clone {extension.EXAMPLE} ortho\nmake book")
+    document += nodes.paragraph("", "before")
+    document += nodes.paragraph("", "", nodes.reference("", "it", refuri=extension.EXAMPLE))
+    extension.say_address(None, document)
+    assert [child.astext() for child in document.children] == said
+    assert [link["refuri"] for link in document.findall(nodes.reference)] == [address] * bool(address)
 
 
 @pytest.fixture
