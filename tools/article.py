@@ -2,8 +2,8 @@
 
     python -m tools.article [PDF]
 
-Its numbers come from the landing page and the counts of the ledger, its figures from the outputs of pages. TeX formulas
-are translated to Typst.
+Its numbers come from the page of results and the counts of the ledger, its figures from the outputs of pages. TeX
+formulas are translated to Typst.
 """
 
 import base64
@@ -114,7 +114,7 @@ def gathered() -> dict[str, Any]:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     entries = judged()
     ledger = ledger_table(entries)
-    values = readme.cell(ROOT, readme.PAGE, "values", "application/json")[1]
+    values = readme.cell(ROOT, readme.RESULTS, "values", "application/json")[1]
     known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values.items()}
     about = {
         "version": f"version {cited['version']}",

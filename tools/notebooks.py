@@ -42,7 +42,7 @@ FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapt
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
 VERDICTS = ROOT / "book" / "verdicts.json"
-SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "index", "ledger", "zh")]
+SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "how-to-read", "index", "ledger", "zh")]
 CELL_TIMEOUT = 600  # seconds
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -1,10 +1,10 @@
-"""Keep the picture and the findings of the two READMEs equal to those of the first pages, in English and in Chinese.
+"""Keep the answers and the picture of the two READMEs equal to those of the pages, in English and in Chinese.
 
     python tools/readme.py
 
-The landing page's cell `headline` draws the picture, which is copied to `book/_static/headline.svg`. The cell
-`findings` of each page prints the findings, which are copied between the two markers of its README, with links relative
-to it. A test compares them.
+The cell `answers` of the landing page and of the Chinese page prints the three answers, which are copied between the
+two markers of its README, with links relative to it. The cell `headline` of the page of results draws the picture,
+which is copied to `book/_static/headline.svg`. A test compares them.
 """
 
 import posixpath
@@ -17,6 +17,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "book/index.ipynb"
+RESULTS = "book/results.ipynb"
 PICTURE = "book/_static/headline.svg"
 READMES = {"README.md": PAGE, "README.zh.md": "book/zh.ipynb"}  # and the pages that they follow
 START, END = "<!-- from the landing page, by tools/readme.py -->", "<!-- end of what the landing page says -->"
@@ -60,22 +61,22 @@ def described(metadata: dict[str, Any]) -> str:
         return str(metadata["mystnb"]["image"]["alt"])
     except KeyError as error:
         raise ReadmeError(
-            f"{PAGE}: expected mystnb.image.alt in the metadata of the cell 'headline', found no {error}"
+            f"{RESULTS}: expected mystnb.image.alt in the metadata of the cell 'headline', found no {error}"
         ) from error
 
 
 def wanted(root: Path = ROOT) -> dict[str, str]:
     """The texts that the picture and the READMEs should have, by path. ReadmeError if something is missing."""
-    metadata, picture = cell(root, PAGE, "headline", "image/svg+xml")
+    metadata, picture = cell(root, RESULTS, "headline", "image/svg+xml")
     texts = {PICTURE: picture.strip() + "\n"}
     for name, page in READMES.items():
-        findings = moved(cell(root, page, "findings", "text/markdown")[1]).strip()
+        answers = moved(cell(root, page, "answers", "text/markdown")[1]).strip()
         before, start, rest = read(root, name).partition(START)
         _, end, after = rest.partition(END)
         if not (start and end):
             raise ReadmeError(f"{name}: expected the lines {START!r} and {END!r}")
         shown = f"![{described(metadata)}]({PICTURE})\n\n" if page == PAGE else ""
-        texts[name] = f"{before}{start}\n\n{shown}{findings}\n\n{end}{after}"
+        texts[name] = f"{before}{start}\n\n{answers}\n\n{shown}{end}{after}"
     return texts
 
 
