@@ -1,6 +1,5 @@
 """The READMEs say what their pages say, the code in them runs, and the pages name only what exists."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 
 from ortho.__main__ import main as ortho
 from paper.__main__ import main as paper
+from paper.claims import stored
 from paper.findings import values
 from tools import readme
 
@@ -181,11 +181,11 @@ def test_the_chinese_page_counts_verdicts_and_severities_as_the_english_one_does
 
 
 def test_the_chinese_page_lists_what_is_refuted_in_substance():
-    stored = json.loads(read("book/verdicts.json"))
-    wanted = [i for i, one in stored.items() if (one["verdict"], one["severity"]) == ("refuted", "substance")]
+    entries = {name: entry for name, (entry, _) in stored(ROOT / "book" / "verdicts.json").items()}
+    wanted = [name for name, one in entries.items() if (one.verdict, one.severity) == ("refuted", "substance")]
     listed = printed("book/zh.ipynb", "refuted")
     assert re.findall(r"^- \[(S[\w.]+)\]", listed, re.MULTILINE) == wanted
     for line, claim in zip(listed.splitlines(), wanted, strict=True):
         counted = re.search(r"(\d+) 项不成立", line)
-        refuted = sum(verdict == "refuted" for _, verdict, *_ in stored[claim]["parts"])
+        refuted = sum(verdict == "refuted" for _, verdict, *_ in entries[claim].parts)
         assert (int(counted[1]) if counted else 0) == refuted
