@@ -2,78 +2,15 @@
 
 import math
 
-import pytest
 import torch
 
 from paper.claims import Verdict
-from paper.claims.evidence import delta_rule as delta
 from paper.claims.evidence import gates_and_losses as forms
 from paper.claims.evidence import positions
 
-CONFIRMED, REFUTED = Verdict.CONFIRMED, Verdict.REFUTED
-CONDITIONAL, UNTESTABLE, INCONSISTENT = Verdict.CONDITIONAL, Verdict.UNTESTABLE, Verdict.INCONSISTENT
+REFUTED, CONDITIONAL, UNTESTABLE = Verdict.REFUTED, Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
-# --------------------------------------------------------------------------------------- The evidence on the delta rule
-
-
-@pytest.mark.parametrize("square", [0.25, 1.0, 1.75, 2.0, 2.5])
-def test_each_write_leaves_the_same_share(square):
-    for writes in (1, 3, 10):
-        assert delta.left_after(square, writes) == pytest.approx(abs(1 - square) ** writes, abs=1e-12)
-
-
-def test_an_operation_of_ones_own_would_be_counted(monkeypatch):
-    assert delta.foreign_operations() == 0
-
-    @torch.library.custom_op("ortho_tests::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return 2 * x
-
-    fast = delta.delta_rule
-
-    def with_own(q, *others, **options):
-        return fast(q, *others, **options) + twice(q.detach())
-
-    monkeypatch.setattr(delta, "delta_rule", with_own)
-    assert delta.foreign_operations() == 1
-
-
-def _row(arm: str, N: int, ratio: float) -> dict:
-    return {"arm": arm, "N": N, "ratio_alike": (ratio, ratio, ratio)}
-
-
-@pytest.mark.parametrize(
-    ("ratios", "verdict"),
-    [
-        ({}, UNTESTABLE),
-        ({"cpu-one": 0.2}, UNTESTABLE),  # says nothing of kernels in CUDA
-        ({"cpu-one": 0.2, "gpu-one": 1.5, "gpu-other": 1.2}, CONFIRMED),
-        ({"gpu-one": 0.2, "gpu-other": 1.5}, CONDITIONAL),
-        ({"gpu-one": 0.2}, REFUTED),
-    ],
-)
-def test_times_are_those_of_the_greatest_length_on_each_device(monkeypatch, ratios, verdict):
-    curves = {
-        device: {"sdpa": [], "delta causal": [_row("delta causal", 4096, ratio), _row("delta causal", 512, 3.0)]}
-        for device, ratio in ratios.items()
-    }
-    monkeypatch.setattr(delta.attention_rows, "curves", lambda records, arms: curves)
-    assert delta.by_the_clock() == {f"delta, $N = 4,096$ on {device}": ratio for device, ratio in ratios.items()}
-    assert delta.without_kernels().verdict == delta.kernels().verdict == verdict
-    assert ("Time over that of fused" in delta.matrix_form().ours) == bool(ratios)
-
-
-def test_products_are_sorted_by_their_sides():
-    """A product of 2 x 3 x 4, one with a vector, and two of 20 x 16 x 17."""
-    with delta._Operations() as seen:
-        torch.zeros(2, 3) @ torch.zeros(3, 4)
-        torch.zeros(5, 3) @ torch.zeros(3)
-        torch.zeros(2, 20, 16) @ torch.zeros(2, 16, 17)
-    assert (seen.flops, seen.tiled) == (48 + 30 + 2 * 2 * 20 * 16 * 17, 2 * 2 * 20 * 16 * 17)
-
-
-# ----------------------------------------------------------------------------------------------- Gains in the records
-
+# ------------------------------------------------------------------------------------------------- Gains in the records
 
 BEYOND = ("tokens 17 to 32", "tokens 33 to 64", "tokens 65 to 128")
 
@@ -100,16 +37,6 @@ def test_the_interval_of_a_gain_by_hand(stored):
     assert set(gains.values()) == {(58.0, 66.0)}  # of the differences 56, 57, 58, ... 66, 67, 68
     stored(permutations=[*records(HIGH, LOW), *records(HIGH, LOW, "cuda-y")])
     assert set(forms.gained(*ARMS).values()) == {(57.0, 67.0)}
-
-
-def test_stability_can_be_helped_or_not(monkeypatch):
-    """If one remedy helps, that part is conditional, else refuted; errors unlike the derived ones refute it, too."""
-    monkeypatch.setattr(delta, "nearer", lambda: {"orthogonalised": 0})
-    assert delta.unstable().verdict == REFUTED
-    monkeypatch.setattr(delta, "smaller", lambda: {"started elsewhere": 1})
-    assert delta.unstable().verdict == CONDITIONAL
-    monkeypatch.setattr(delta, "unlike_derived", lambda: 0.7)
-    assert delta.unstable().verdict == REFUTED
 
 
 # ------------------------------------------------------------------------------------ The evidence on position DeltaNet
