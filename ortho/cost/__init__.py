@@ -8,8 +8,9 @@ its FLOPs, and the bytes that autograd keeps; the tests require that formulas an
 from ortho._cost import Cost
 from ortho.cost import mechanisms as mechanisms
 from ortho.cost.counting import Counts, of
-from ortho.cost.layers import hybrid, layer, synthesizer
+from ortho.cost.layers import hybrid, layer
 from ortho.cost.models import block, encoder_decoder, feed_forward, model, text_encoder, vision_transformer
+from ortho.cost.synthesizers import synthesizer
 
 __all__ = [
     "Cost",

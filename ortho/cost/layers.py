@@ -12,18 +12,13 @@ from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import PositionalPattern, named
-from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.checks import expect, one_of
 from ortho.cost.attention import positional_attention, shared_heads
-from ortho.cost.mechanisms.call import CostedCall
 from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
-from ortho.cost.mechanisms.sparse import pattern_cost
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
 from ortho.layers.induction import SINK, STRUCTURED, default_key_dim
 from ortho.layers.positional import shared_out
-from ortho.layers.synthesizer import SOURCES, Call
-from ortho.layers.synthesizer.layer import by_position
 from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds
@@ -94,7 +89,7 @@ def _structured(B: Size, N: Size, d: int, K: int, *heads: int, gradient: bool, i
     )
 
 
-def _around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsize: int) -> Cost:
+def around(B: Size, N: Size, d: Size, width: Size, *, input_grad: bool, itemsize: int) -> Cost:
     """Cost of W_V and W_O for heads of this total width."""
     values = linear_map(B, N, d, width, input_grad=input_grad, itemsize=itemsize)
     return values + linear_map(B, N, width, d, itemsize=itemsize)
@@ -172,36 +167,6 @@ def stopped_layer(
     return plain - kernel + exchanged + Cost(backward=qk.forward)
 
 
-def longformer_layer(
-    B: int,
-    N: int,
-    d: int,
-    H: int,
-    *,
-    width: int = 256,
-    tokens: int = 16,
-    bias: bool = False,
-    form: str = "fast",
-    input_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `LongformerAttention(d, H)` on x (B, N, d), N > tokens; it does not decode.
-
-    Raises ValueError if N is at most `tokens`: then no token is local.
-    """
-    expect(tokens < N, "N", f"more than tokens = {tokens}", N)
-    K = head_width(d, H)
-    maps: dict[str, Any] = {"bias": bias, "itemsize": itemsize}
-    own = linear_map(B, N, d, 5 * d, input_grad=input_grad, **maps)  # all maps of all tokens, except the global queries
-    first = linear_map(B, tokens, d, d, input_grad=input_grad, **maps)
-    call = CostedCall(B, N, H, K, K, form=form, itemsize=itemsize)
-    local = call.by(pattern_cost, pattern=GlobalKeys(width, tokens))
-    merged = linear_map(B, N, d, d, **maps)
-    pairs = B * H * tokens * N  # of the first tokens and all
-    rows = Cost(forward=4 * pairs * K, backward=2 * pairs * (5 if form == "fast" else 4) * K)
-    return replace(added(own, first, merged, local, rows), decode=0, state_bytes=0)
-
-
 def convolved_layer(
     B: Size,
     N: Size,
@@ -253,7 +218,7 @@ def induction_heads(
     made = made * n + Cost(state_bytes=itemsize * B * (width + (n - 1) * d))
     core = frozen_qk_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
     again = Cost(backward=made.forward if form == "fast" else 0)
-    return added(_around(B, N, d, H * V, **passes), made, core, again)
+    return added(around(B, N, d, H * V, **passes), made, core, again)
 
 
 def positional_heads(
@@ -278,50 +243,7 @@ def positional_heads(
     found = shared_out(H) if patterns is None else named(patterns)
     expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
     attention = positional_attention(B, N, K, found, causal=causal)
-    return _around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
-
-
-def synthesizer(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    *,
-    source: str | Sequence[str] = "random",
-    max_length: Size = None,
-    rank: Size = 8,
-    k1: Size = None,
-    head_dim: Size = None,
-    causal: bool = False,  # noqa: ARG001
-    input_grad: bool = True,
-    itemsize: int = 4,
-) -> Cost:
-    """Cost of `SynthesizerAttention(d, H, max_length, source=source)` on x (B, N, d); `max_length` is N by default.
-
-    `rank` belongs to "factored-random". `k1` belongs to "factored-dense", with its default there; it must be given if
-    `max_length` is a symbol. With `head_dim`, heads have that width, and weights must depend on position alone. A
-    causal call computes the same products.
-    """
-    names = [source] if isinstance(source, str) else source
-    expect(names, "source", "at least one", "none")
-    L = N if max_length is None else max_length
-    width = H * head_width(d, H, head_dim)  # of all heads together
-    expect(not isinstance(N, int) or not isinstance(L, int) or N <= L, "N", f"at most max_length = {L}", N)
-    call = Call(B, N, d, H, L, rank, k1, input_grad, itemsize)
-    sources = [SOURCES[one_of("source", name, SOURCES)] for name in names]
-    if head_dim is not None:
-        by_position(sources)
-    parts = [source.cost(call) for source in sources]
-    shares = Cost(trained=len(names) if len(names) > 1 else 0)
-    trained = sum(part.trained for part in (*parts, shares))
-    values = 2 * B * N * N * width
-    own = Cost(
-        forward=values,
-        backward=(1 + (trained != 0)) * values,
-        decode=2 * B * N * width,
-        state_bytes=itemsize * B * N * width,
-    )
-    return added(_around(B, N, d, width, input_grad=input_grad, itemsize=itemsize), own, shares, *parts)
+    return around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
 
 
 # The closed form of each of `ortho.layers.hybrid.HEADS`.

@@ -1,10 +1,9 @@
-"""Global tokens with projections of their own: the definition, the pattern as the start, who reads what, cost."""
+"""Global tokens with projections of their own: the definition, the pattern as the start, who reads what."""
 
 import copy
 
 import pytest
 import torch
-from counted import assert_declared
 from gradients import trained
 from torch import nn
 
@@ -12,7 +11,6 @@ from ortho import LongformerAttention, MultiheadAttention, TextEncoder
 from ortho.attention import FORMS
 from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
-from ortho.cost.layers import longformer_layer
 
 D, H, K, WIDTH, TOKENS = 12, 3, 4, 4, 5
 # Sums of a few dozen products of numbers near 1, in another order: each is rounded to eps.
@@ -111,23 +109,6 @@ def test_keys_without_rows(is_causal, length):
     assert not wanted[:, :, :TOKENS].any()
     if length > TOKENS:
         torch.testing.assert_close(pattern_attention(q, k, v, **call), wanted, **TOLERANCE)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("input_grad", [False, True])
-def test_cost_is_declared(form, bias, input_grad):
-    for B, N, heads, width, tokens in [
-        (1, 20, 3, 4, 5),
-        (2, 20, 3, 4, 5),
-        (2, 6, 3, 4, 5),
-        (2, 20, 1, 4, 5),
-        (1, 300, 3, 9, 1),
-    ]:
-        kind = {"width": width, "tokens": tokens, "bias": bias, "form": form}
-        layer = LongformerAttention(D, heads, **kind)
-        x = torch.zeros(B, N, D, requires_grad=input_grad)
-        assert_declared(longformer_layer(B, N, D, heads, input_grad=input_grad, **kind), layer, x)
 
 
 def test_in_an_encoder():

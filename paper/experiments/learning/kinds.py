@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ortho.checks import positive_int
-from ortho.cost import Cost
-from ortho.cost.layers import layer, positional_heads, stopped_layer, synthesizer
+from ortho.cost import Cost, synthesizer
+from ortho.cost.layers import layer, positional_heads, stopped_layer
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.projections import FrozenProjection
