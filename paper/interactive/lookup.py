@@ -71,9 +71,9 @@ def spelt(chance: float) -> str:
     percent = 100 * chance
     if percent >= 99.9:
         return "> 99.9 %"
-    if percent >= 10:
-        return f"{percent:.0f} %"
-    return f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
+    if percent < 0.1:
+        return "< 0.1 %"
+    return f"{percent:.0f} %" if 10 <= percent < 99 else f"{percent:.1f} %"
 
 
 def lookup_chance(words: Words = ENGLISH) -> str:
