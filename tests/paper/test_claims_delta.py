@@ -1,14 +1,6 @@
 """Evidence on the delta rule, its gates and positions: its figures against others found independently."""
 
-import math
-
-import torch
-
-from paper.claims import Verdict
 from paper.claims.evidence import gates_and_losses as forms
-from paper.claims.evidence import positions
-
-REFUTED, CONDITIONAL, UNTESTABLE = Verdict.REFUTED, Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
 # ------------------------------------------------------------------------------------------------- Gains in the records
 
@@ -40,35 +32,3 @@ def test_the_interval_of_a_gain_by_hand(stored):
 
 
 # ------------------------------------------------------------------------------------ The evidence on position DeltaNet
-
-
-def test_the_bias_by_loops():
-    gates = positions.gates(positions.normal(9, positions.INPUT, seed=2))
-    u, u_keys, w, beta = (gates[name] for name in ("bias_queries", "bias_keys", "directions", "beta"))
-    expected = torch.zeros(9, 9, dtype=torch.float64)
-    for i in range(9):
-        for j in range(i + 1):
-            x = u[i]
-            for t in range(i, j, -1):
-                # It has length 1, up to the 1e-6 that is added to the squared length.
-                direction = w[t] / torch.sqrt(w[t] @ w[t] + 1e-6)
-                x = x - beta[t] * (direction @ x) * direction
-            expected[i, j] = u_keys[j] @ x / math.sqrt(positions.WIDTH)
-    torch.testing.assert_close(positions.bias(**gates), expected, atol=1e-13, rtol=1e-13)
-
-
-def test_verdict_without_and_with_records(monkeypatch):
-    """The measured gains add their verdict; without records the finding says that nothing was measured."""
-
-    def found(gains):
-        monkeypatch.setattr(forms, "gained", lambda *arms: gains)
-        return positions.position_delta_net()
-
-    without = found({})
-    assert without.verdict == UNTESTABLE
-    assert "'flip-flop' has no records of 5 runs each of 'position-delta' and 'softmax'" in without.ours
-    better = found({"far": (30, 45)})
-    assert better.verdict == CONDITIONAL  # by the positions that gates are made of
-    assert "far: 30 to 45 % (confirmed)" in better.ours
-    assert found({"far": (-5, 0)}).verdict == REFUTED
-    assert found({"far": (-20, 90)}).verdict == UNTESTABLE

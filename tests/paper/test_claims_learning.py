@@ -1,11 +1,11 @@
 """Evidence that reads trained models: other outcomes of the runs give other verdicts, and missing runs give none."""
 
 import pytest
-from learning_fakes import CPU, GPU, SEEDS, along_budgets, digits, made_up, real, record, task, text
+from learning_fakes import CPU, along_budgets, digits, made_up, real, record, text
 
 from paper.claims import Verdict
-from paper.claims.evidence import combinations, gradient_depth, one_learned_head
 from paper.claims.evidence import does_freezing_hold as freezing
+from paper.claims.evidence import gradient_depth, one_learned_head
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import fine_tuning, images, language, synthetic
 from paper.experiments.learning.synthetic import Learnt
@@ -29,148 +29,7 @@ def test_made_up_records_have_what_is_read_of_real_ones():
     assert made["repetitions"]["test"].keys() <= real["repetitions"]["test"].keys()
 
 
-def test_without_records_nothing_is_judged(stored):
-    found = [evidence() for evidence in (combinations.with_other_attention, combinations.other_fields)]
-    found += [evidence() for evidence in (freezing.tried, freezing.generalisation, freezing.tasks, freezing.stability)]
-    found += [one_learned_head.learned_heads()]
-    assert {finding.verdict for finding in found} == {UNTESTABLE}
-    assert "More bits a byte" not in found[0].ours
-    assert "No record yet of: bytes, bytes-little" in found[2].ours
-    assert "there is no record of the experiment bytes" in found[-1].ours
-    assert freezing.every_setting() == {} and freezing.missing() == list(freezing.NAMES)
-
-
 # ---------------------------------------------------------------- frozen queries and keys with other attention (S2, S4)
-
-KINDS = combinations.KINDS
-TEXT = {"identity": 3.0, "frozen": 2.5} | {f"{how}{kind}": 2.6 for how in ("", "frozen ") for kind in KINDS}
-DIGITS = {"identity": 0.7, "learned": 0.95} | dict.fromkeys(("frozen", "linear", "frozen linear", "FAVOR+"), 0.9)
-PLACED = {"learned": 2.0, "learned + embeddings": 2.0, "linear + embeddings": 2.0}
-NO_GAIN = dict.fromkeys(TEXT, 3.0), dict.fromkeys(DIGITS, 0.7)  # no arm is better than heads that see no other token
-
-
-@pytest.fixture
-def combined(stored):
-    """Stores records at given levels: arm -> bits, arm -> share of digits, task -> arm -> runs that learn it."""
-
-    def put(bits=TEXT, shares=DIGITS, tasks=None):
-        learnt = [run for name, arms in (tasks or {}).items() for arm, n in arms.items() for run in task(name, arm, n)]
-        stored(bytes=runs(text, bits), images=runs(digits, shares), synthetic=learnt)
-
-    return put
-
-
-@pytest.mark.parametrize(
-    ("bits", "shares", "verdict"),
-    [
-        (TEXT, DIGITS, CONFIRMED),
-        (TEXT | {"frozen delta": 2.9}, DIGITS, CONDITIONAL),  # one of six kinds loses
-        (TEXT | {f"frozen {kind}": 2.9 for kind in KINDS}, DIGITS | {"frozen linear": 0.8}, REFUTED),
-        (TEXT | {f"frozen {kind}": 2.9 for kind in KINDS}, DIGITS, CONDITIONAL),  # on digits nothing is lost
-        (
-            TEXT | {f"frozen {kind}": 2.9 for kind in KINDS},
-            DIGITS | {"linear": 0.8, "frozen linear": 0.8},
-            CONDITIONAL,
-        ),
-        (TEXT, DIGITS | {"frozen": 0.95}, CONDITIONAL),  # a loss against ORA
-        (TEXT | {f"frozen {kind}": 2.2 for kind in KINDS}, DIGITS | {"frozen linear": 0.99}, CONFIRMED),
-        (TEXT | {"frozen": 1.0}, DIGITS, CONFIRMED),  # on bytes ORA has positions as well, so that it is only noted
-        # a difference that shows counts, even against an arm that is no better than heads which see no other token
-        (TEXT | {"linear": 3.0, "frozen linear": 3.5}, DIGITS, CONDITIONAL),
-        (TEXT | {"linear": 3.0, "frozen linear": 2.5}, DIGITS, CONFIRMED),
-        (NO_GAIN[0] | {"frozen linear": 3.5}, NO_GAIN[1], REFUTED),
-    ],
-)
-def test_the_verdict_follows_what_is_lost(combined, bits, shares, verdict):
-    combined(bits, shares)
-    found = combinations.with_other_attention()
-    assert found.verdict == verdict
-    assert "More bits a byte than softmax" in found.ours
-    assert ("Left out" in found.ours) == (bits["linear"] == bits["delta"] == 3.0)
-
-
-def test_where_there_is_nothing_to_lose_nothing_is_judged(combined):
-    """A missing loss shows nothing if the other arm is no better than identity heads, which see no other token."""
-    combined(TEXT | {"linear": 3.0, "frozen linear": 3.0})
-    found = combinations.with_other_attention()
-    left_out = "not shown to be better than heads that see no other token: frozen linear against linear, bits a byte"
-    assert found.verdict == CONFIRMED and left_out in found.ours
-    combined(*NO_GAIN)
-    found = combinations.with_other_attention()
-    assert found.verdict == UNTESTABLE
-    assert "there is no difference that shows, nor an arm shown to be better" in found.ours
-
-
-@pytest.mark.parametrize("lacking", ["frozen window", "window", "identity"])
-def test_missing_runs_are_named(combined, lacking):
-    combined({arm: bits for arm, bits in TEXT.items() if arm != lacking})
-    found = combinations.with_other_attention()
-    assert found.verdict == UNTESTABLE
-    assert "not yet two runs of the arms of" in found.ours and "frozen window against window" in found.ours
-
-
-BOTH, ONE = {"learned": 10, "linear": 10}, {"learned": 10, "linear": 0}
-
-
-@pytest.mark.parametrize(
-    ("tasks", "shares", "verdict"),
-    [
-        ({"copying": BOTH, "mqar": BOTH}, {}, CONFIRMED),
-        ({"copying": BOTH, "mqar": ONE}, {}, CONDITIONAL),
-        ({"copying": ONE, "mqar": ONE}, {}, REFUTED),
-        ({"copying": {"learned": 10, "linear": 6}}, {}, UNTESTABLE),  # six of ten may be chance
-        ({"copying": {"learned": 0, "linear": 0}}, {}, UNTESTABLE),  # nobody learns it
-        ({"copying": BOTH, "mqar": {"learned": 5, "linear": 0}}, {}, CONFIRMED),  # mqar is not surely learnt
-        ({"copying": {"learned": 10}}, {}, UNTESTABLE),
-        ({}, {}, UNTESTABLE),
-        ({"copying": BOTH}, {"linear": 0.99}, CONFIRMED),
-        ({"copying": BOTH}, {"linear": 0.7}, CONDITIONAL),  # on text nothing is lost
-        # softmax is no better than heads that see no other token: what shows is kept
-        ({"copying": BOTH}, {"learned": 0.7}, CONFIRMED),
-        ({"copying": BOTH}, {"learned": 0.7, "linear": 0.6}, CONDITIONAL),
-        ({"copying": BOTH}, {"learned": 0.7, "linear": 0.7}, CONFIRMED),
-    ],
-)
-def test_linear_attention_in_other_fields(combined, tasks, shares, verdict):
-    shares = DIGITS | {"linear": 0.95} | shares
-    combined(TEXT | PLACED, shares, tasks)
-    found = combinations.other_fields()
-    assert found.verdict == verdict and "No model here hears speech" in found.ours
-    idle, same = shares["learned"] == 0.7, shares["learned"] == shares["linear"]
-    assert ("Left out" in found.ours, "Kept, as a difference shows" in found.ours) == (idle and same, idle and not same)
-
-
-@pytest.mark.parametrize(("linear", "verdict"), [(2.5, REFUTED), (1.9, CONFIRMED)])
-def test_linear_attention_on_text(combined, linear, verdict):
-    """Only heads that both know positions are compared."""
-    placed = PLACED | {"linear + embeddings": linear}
-    combined(TEXT | placed, DIGITS | {"linear": 0.95})
-    assert combinations.beside_softmax().verdict == (CONFIRMED if verdict == CONFIRMED else CONDITIONAL)
-    combined(TEXT | placed, DIGITS | {"learned": 0.7, "linear": 0.7})
-    assert combinations.beside_softmax().verdict == verdict
-
-
-def test_runs_are_counted_in_words_and_missing_arms_named(combined):
-    combined(TEXT | PLACED, tasks={"copying": {"learned": 9, "linear": 2}})
-    said = combinations.other_fields().ours
-    assert "of softmax in brackets: copying 2 of 10 (9 of 10)" in said
-    assert "linear against learned, % of the digits: " in said and "(worse)" in said
-    shares = {arm: share for arm, share in DIGITS.items() if arm != "linear"}
-    combined(TEXT | PLACED, shares, {"copying": BOTH})
-    found = combinations.other_fields()
-    assert found.verdict == UNTESTABLE and "two runs of the arms of linear against learned" in found.ours
-
-
-def test_not_every_task_suits_windows_and_linear_heads(combined):
-    """Windows by what they cannot see; linear heads by a loss on text."""
-    combined(TEXT | PLACED | {"linear + embeddings": 2.5})
-    assert combinations.not_for_all().verdict == CONFIRMED
-    combined(TEXT | PLACED)
-    assert combinations.not_for_all().verdict == REFUTED
-    combined()
-    assert combinations.not_for_all().verdict == UNTESTABLE
-    reaching = combinations.far_token(combinations.window_heads, width=9)  # two blocks hand on by 16 places
-    assert reaching > 1e-6 and combinations.far_token(combinations.window_heads, width=8) == 0
 
 
 # ------------------------------------------------------------------------------------- whether freezing holds (S0, S2)
@@ -361,76 +220,10 @@ def test_stability_is_judged_against_learned_heads(monkeypatch, learned, verdict
 
 # --------------------------------------------------------------------------------- one learned head beside others (S2)
 
-AS_CLAIMED = {
-    "learned": 0.0,
-    **dict.fromkeys(one_learned_head.FIXED, 0.01),
-    **{f"1 learned + 3 {kind}": -0.2 for kind in one_learned_head.FIXED},
-    **{f"{kind} Gaussian": 0.3 for kind in one_learned_head.ORTHOGONAL},
-}
-
 
 def beside(arm, more=0.0, **kwargs):
     """Runs of an arm at 2 + `more` bits a byte."""
     return text(arm, 2 + more, **kwargs)
-
-
-def test_a_claim_that_holds_is_confirmed(stored):
-    stored(bytes=runs(beside, AS_CLAIMED))
-    found = one_learned_head.learned_heads()
-    assert found.verdict == CONFIRMED and found.rule == "loses_nothing, outperforms"
-    assert "others positional: -0.21 bits a byte (better)" in found.ours
-    assert "no record yet at equal parameters or other budgets" in found.ours
-
-
-@pytest.mark.parametrize(
-    ("changed", "verdict", "said"),
-    [
-        # every fixed kind loses without a learned head
-        (dict.fromkeys(one_learned_head.FIXED, 0.5), REFUTED, "frozen: 0.5 bits a byte (worse)"),
-        # one learned head is not enough, whatever the others are
-        ({arm: 0.1 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0.1 bits a byte (worse)"),
-        # one learned head is no better than none
-        ({arm: 0.01 for arm in AS_CLAIMED if "+" in arm}, REFUTED, "others frozen: 0 bits a byte (equivalent)"),
-        # orthogonal matrices are as good as Gaussian ones
-        ({"frozen Gaussian": 0.02, "stopped Gaussian": 0.02}, REFUTED, "no gain anywhere"),
-        ({"frozen Gaussian": 0.02}, CONDITIONAL, "holds at stopped; not shown at frozen"),
-    ],
-)
-def test_other_runs_are_another_verdict(stored, changed, verdict, said):
-    stored(bytes=runs(beside, AS_CLAIMED | changed))
-    found = one_learned_head.learned_heads()
-    assert found.verdict == verdict and said in found.ours
-
-
-@pytest.mark.parametrize("arm", ["learned", "identity", "1 learned + 3 frozen", "stopped Gaussian"])
-def test_until_every_seed_of_an_arm_has_run_nothing_is_decided(stored, arm):
-    rest = {other: more for other, more in AS_CLAIMED.items() if other != arm}
-    stored(bytes=runs(beside, rest) + beside(arm, AS_CLAIMED[arm], seeds=SEEDS[:-1]))
-    found = one_learned_head.learned_heads()
-    assert found.verdict == UNTESTABLE and "there is no run of every seed of" in found.ours and arm in found.ours
-
-
-def test_other_devices_parameters_and_budgets_stand_beside(stored):
-    gpu = runs(beside, {"learned": 0.0, "frozen": 0.5}, device=GPU)
-    parameters = runs(beside, {"learned": 0.0, "positional": 0.3}, matched="parameters")
-    budgets = runs(beside, {"learned": -0.5, "stopped": 0.5}, d=32)
-    for steps, more in ((150, -0.4), (2400, 0.2)):
-        budgets += runs(beside, {"learned": -1.0, "1 learned + 3 positional": more - 1}, steps=steps)
-    stored(bytes=[*gpu, *runs(beside, AS_CLAIMED)], bytes_parameters=parameters, bytes_budgets=budgets)
-    found = one_learned_head.learned_heads()
-    assert found.verdict == CONFIRMED
-    for said in (
-        f"on {GPU}: frozen 0.5 (worse)",
-        "at equal parameters and steps: positional 0.3 (worse)",
-        "at 0.25 times the steps, $d = 64$: 1 learned + 3 positional -0.4 (better)",
-        "at 4 times the steps, $d = 64$: 1 learned + 3 positional 0.2 (worse)",
-        "at 1 times the steps, $d = 32$: stopped 1 (worse)",
-    ):
-        assert said in found.ours
-    assert "at 1 times the steps, $d = 64$" not in found.ours, "that is what is judged"
-    stored(bytes=gpu)
-    found = one_learned_head.learned_heads()
-    assert found.verdict == UNTESTABLE and "static random" in found.ours
 
 
 def by_arm(levels, **kwargs):

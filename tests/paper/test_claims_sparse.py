@@ -1,19 +1,11 @@
 """Evidence on fixed, dynamic and positional patterns: its figures against others found independently."""
 
-import math
-from fractions import Fraction
 from math import exp, sqrt
 
 import pytest
 import torch
-from learning_fakes import along_budgets
 
-from paper.claims import Verdict
-from paper.claims.evidence import positional_patterns as positional
 from paper.claims.shared import inputs
-
-CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
-CONDITIONAL, UNTESTABLE = Verdict.CONDITIONAL, Verdict.UNTESTABLE
 
 # ----------------------------------------------------------------------------------------- Inputs to choose keys for
 
@@ -49,70 +41,3 @@ def test_inputs_are_what_they_are_called():
 
 
 # ---------------------------------------------------------------------------------- The evidence on positional patterns
-
-
-def test_empty_rows_by_hand():
-    assert positional.empty_rows(5) == {"previous": [0], "next": [4], "left": [0, 1], "right": [3, 4]}
-    assert positional.empty_rows(1) == {name: [0] for name in ("previous", "next", "left", "right")}
-
-
-def test_the_printed_cubes():
-    """They are 1, 8 and 27 of 36."""
-    assert [positional.printed_left(4, j) for j in range(5)] == [Fraction(x, 36) for x in (1, 8, 27, 0, 0)]
-    assert [positional.printed_left(1, j) for j in range(3)] == [0, 0, 0]
-    assert [positional.printed_previous(2, j) for j in range(4)] == [0, 1, 0, 0]
-
-
-def test_printed_positions():
-    assert positional.printed_position(3, 0, 8) == pytest.approx(math.sin(3), abs=1e-15)
-    assert positional.printed_position(3, 5, 8) == pytest.approx(math.cos(3 / 10000**0.5), abs=1e-15)
-
-
-def record(task, shares, device="abacus", stage="trained"):
-    right = {"correct_fraction": [0.9], "correct_without_fraction": [0.5]}
-    return {
-        "device": device,
-        "configuration": {"task": task, "arm": "softmax", "seed": 1},
-        "repetitions": {f"{stage}, head {i}": {"absolute_fraction": [x], **right} for i, x in enumerate(shares)},
-        "facts": {"nearest": {f"{stage}, head {i}": "start" for i in range(len(shares))}},
-    }
-
-
-def test_heads_are_counted_by_task(stored):
-    records = [record("recall", [0.2, 0.6]), record("recall", [0.7]), record("parity", [0.1])]
-    for other in records:
-        other["repetitions"]["untrained, head 0"] = other["repetitions"]["trained, head 0"]
-        other["facts"]["nearest"]["untrained, head 0"] = "start"
-    stored(positional_heads=records)
-    found = positional.heads()
-    assert found.verdict == UNTESTABLE
-    assert "recall 2 and 0 of 3, parity 0 and 0 of 1 (abacus)" in found.remark
-
-
-def pruned(*shares):
-    """A record of an encoder of two layers of two heads: shares of faultless sentences by number of heads removed."""
-    tests = {f"{n} removed, least needed first": {"faultless_fraction": [share]} for n, share in enumerate(shares)}
-    return {"device": "abacus", "configuration": {"seed": 1, "H": 2, "L": 2}, "repetitions": tests}
-
-
-@pytest.mark.parametrize(
-    ("positions", "pruning", "verdict"),
-    [
-        ([0.9, 0.6, 0.1], pruned(1.0, 1.0, 0.99), CONFIRMED),
-        ([0.9, 0.1, 0.1], pruned(1.0, 1.0, 0.99), REFUTED),
-        ([0.9, 0.6, 0.1], pruned(1.0, 0.5, 0.5), REFUTED),
-    ],
-)
-def test_encoders_are_judged_once_there_are_records(stored, positions, pruning, verdict):
-    """Encoders of one layer of three heads. Only standard ones count, once all seeds have run."""
-    trained = along_budgets("8 learned", (3.0,), (10,), positional=[positions])
-    others = along_budgets("8 frozen", (3.0,), (10,), positional=[[1.0]])
-    stored(positional_heads=[record("recall", [0.5])], pruning=[pruning], translation_budgets=[*trained, *others])
-    assert positional.heads().verdict == verdict
-    stored(positional_heads=[record("recall", [0.5])], pruning=[pruning], translation_budgets=[*trained[1:], *others])
-    assert "no records of the attention maps of a trained encoder" in positional.heads().ours
-
-
-def test_without_a_record_nothing_is_counted(stored):
-    assert positional.heads().verdict == UNTESTABLE
-    assert "more than half" not in positional.heads().ours

@@ -10,16 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortho.attention import softmax_attention_reference
-from ortho.cost import block, layer, of
+from ortho.cost import layer, of
 from ortho.cost.big_o import H, N, d
 from ortho.cost.counting import optimiser_bytes
 from ortho.layers.multihead import MultiheadAttention
-from paper.claims.figures import percent, show
-from paper.claims.ledger import evidence, evidence_table
-from paper.claims.rules import all_of, contradiction, counted, growth, growth_where, holds, printed, region
+from paper.claims.figures import show
+from paper.claims.rules import growth_where
 from paper.claims.shared.common import seeded
-from paper.claims.verdicts import Finding, Parts
-from paper.elementwise import formulas
+from paper.claims.verdicts import Finding
 
 CHAPTER = "02-what-freezing-removes"
 
@@ -114,11 +112,6 @@ def _weight(node: Any, module: MultiheadAttention) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ the costs
 
-r = sympy.Symbol("r", positive=True)  # N / d
-STANDARD, FROZEN, STOPPED = (
-    layer(1, N, d, H, projection=projection, form="reference") for projection in ("learned", "frozen", "stopped")
-)
-
 
 class ValuesLast(nn.Module):
     """A layer of softmax attention that averages tokens and maps them by W_V afterwards: (P X) W_V, not P (X W_V)."""
@@ -176,46 +169,10 @@ def backward_settings() -> dict[str, sympy.Expr]:
 
 def linear_backward() -> Finding:
     """Whether ORA's backward pass is O(N d^2): a statement that the source makes three times."""
+    stopped = layer(1, N, d, H, projection="stopped", form="reference")
     return growth_where("N*d^2", backward_settings()).noting(
-        f"With the gradient through $Q$ and $K$ stopped and one for $X$: {show(STOPPED.backward)}"
+        f"With the gradient through $Q$ and $K$ stopped and one for $X$: {show(stopped.backward)}"
     )
-
-
-def _ratio(projection: str, quantity: str, **options: Any) -> Any:
-    """A cost of a layer over the standard layer's, as a function of r = N/d."""
-    variant, standard = (
-        getattr(layer(1, N, d, H, projection=p, **options), quantity).subs(N, r * d) for p in (projection, "learned")
-    )
-    return sympy.factor(sympy.simplify(variant / standard))
-
-
-def speed_up(projection: str, *, form: str = "reference", input_grad: bool = True) -> Any:
-    """FLOPs of a standard layer's forward and backward pass over those of a variant, as a function of r = N/d."""
-    return sympy.factor(1 / _ratio(projection, "step", form=form, input_grad=input_grad))
-
-
-def saved_share(projection: str, *, form: str = "reference", input_grad: bool = True) -> Any:
-    """The share of a standard layer's backward FLOPs that a variant saves, as a function of r = N/d."""
-    return sympy.factor(1 - _ratio(projection, "backward", form=form, input_grad=input_grad))
-
-
-def two_tokens(projection: str = "frozen") -> tuple[MultiheadAttention, Tensor, Tensor]:
-    """(layer, x, dy): two tokens of width two, one head, and weights for which every gradient can be computed by hand.
-
-    As the formulas write them (x W): W_Q and W_O are the identity, W_K a quarter turn, W_V = [[1, 1], [0, 1]].
-    """
-    module = MultiheadAttention(2, 1, projection=projection, form="reference", dtype=torch.float64)
-    weights = {
-        module.projection.weight_q: [[1, 0], [0, 1]],
-        module.projection.weight_k: [[0, 1], [-1, 0]],
-        module.weight_v: [[1, 1], [0, 1]],
-        module.weight_o: [[1, 0], [0, 1]],
-    }
-    with torch.no_grad():
-        for weight, values in weights.items():
-            weight.copy_(torch.tensor(values).T)  # stored as in nn.Linear
-    x = torch.tensor([[[1, 0], [1, 1]]], dtype=torch.float64, requires_grad=True)
-    return module, x, torch.tensor([[[1, 0], [0, -1]]], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -256,132 +213,4 @@ def train_once(projection: str, d_model: int = 64) -> Trained:
     )
 
 
-def outside(projection: str) -> tuple[sympy.Expr, sympy.Expr]:
-    """Scalar operations of a layer outside its products, forward and backward."""
-
-    def build(_: int, width: int, heads: int, __: int) -> MultiheadAttention:
-        return MultiheadAttention(width, heads, projection=projection, form="reference")
-
-    return formulas(build, H * N**2, N * d)
-
-
 # ----------------------------------------------------------------------------------------------------------- the claims
-
-
-@evidence("S0.2.1a", chapter=CHAPTER)
-def definition() -> Parts:
-    d_model = 64
-    step = train_once("frozen", d_model)
-    # Householder's QR leaves a residual of this order in d and eps (Higham 2002, theorem 19.4).
-    tolerance = d_model**1.5 * torch.finfo(torch.float64).eps
-    return {
-        "$W_Q, W_K$ at the start": holds("$W^\\top W = I$", step.orthogonality, tolerance),
-        "entries that a training step changes": counted(
-            {"$W_Q, W_K$": 0, "$W_V, W_O$": 2 * d_model**2},
-            {"$W_Q, W_K$": step.moved["Q"] + step.moved["K"], "$W_V, W_O$": step.moved["V"] + step.moved["O"]},
-        ),
-    }
-
-
-@evidence("S0.2.3a", chapter=CHAPTER)
-def weight_gradients() -> Finding:
-    module, x, dy = two_tokens()
-    frozen = [module.projection.weight_q.requires_grad_(), module.projection.weight_k.requires_grad_()]
-    derivatives = torch.autograd.grad(module(x), frozen, dy)
-    off = min(float(derivative.abs().max()) for derivative in derivatives)
-    products = backward_products("frozen")
-    computed = sum(products[name] != "absent" for name in ("dW_Q", "dW_K"))
-    to_o = sum(PRODUCTS[name][1] for name in ("dW_O", "dO"))
-    # Without a gradient for X, all that is left of the backward pass computes dW_V from dO.
-    values = {f"${order}$": backward_counted(order, input_grad=False) - to_o for order in (VALUES_FIRST, VALUES_LAST)}
-    parts = {
-        "value": holds(
-            "$\\partial L/\\partial W_Q = 0$ and $\\partial L/\\partial W_K = 0$",
-            off,
-            8 * torch.finfo(torch.float64).eps,
-            at="two tokens of width two",
-        ),
-        "products for $W_Q$ and $W_K$": counted({"": 0}, {"": computed}),
-        "$\\partial L/\\partial W_V$, from $\\mathrm{d}O$ on": growth_where("N*d^2", values),
-        "$\\partial L/\\partial W_O = O^\\top \\mathrm{d}Y$": growth("N*d^2", PRODUCTS["dW_O"][1]),
-    }
-    return all_of(parts).noting("The two derivatives are not computed, which is all that the saving needs")
-
-
-@evidence("S0.2.3e", chapter=CHAPTER)
-def share_in_words() -> Finding:
-    shares = {"frozen": saved_share("frozen"), "frozen and stopped": saved_share("stopped")}
-    formula = 100 * sympy.limit(1 / (1 + 1 / r), r, sympy.oo)  # the source's, for N >> d
-    parts = {
-        "$N \\gg d$": contradiction(
-            ("the share saved is about 1", int(formula)), ("that is about 50 %", 50), unit=" %"
-        ),
-        "$N \\approx d$, of the backward pass": region(
-            (45, 55), {name: float(100 * share.subs(r, 1)) for name, share in shares.items()}, unit=" %"
-        ),
-    }
-    limits = {name: sympy.limit(share, r, sympy.oo) for name, share in shares.items()}
-    return all_of(parts).noting(
-        f"For $N \\gg d$ frozen saves {show(limits['frozen'])} and frozen and stopped "
-        f"{percent(float(limits['frozen and stopped']))}; of the four weights' gradients alone, half at every $N$"
-    )
-
-
-@evidence("S0.2.4b", chapter=CHAPTER)
-def halves() -> Finding:
-    standard, frozen = train_once("learned"), train_once("frozen")
-    pairs = {
-        "trainable parameters": (standard.trainable, frozen.trainable),
-        "gradients": (standard.gradient_bytes, frozen.gradient_bytes),
-        "Adam's state": (standard.optimiser_bytes, frozen.optimiser_bytes),
-        "entries updated": (sum(standard.moved.values()), sum(frozen.moved.values())),
-    }
-    whole = {projection: block(1, 1, 768, 12, projection=projection).trained for projection in ("learned", "frozen")}
-    return printed(
-        dict.fromkeys(pairs, "50"),
-        {name: 100 * (1 - less / full) for name, (full, less) in pairs.items()},
-        unit=" %",
-    ).noting(
-        "This is the attention layer alone; of a block with its feed-forward network it is "
-        f"{percent(1 - whole['frozen'] / whole['learned'])}"
-    )
-
-
-@evidence("S0.4.1a", chapter=CHAPTER)
-def half_the_gradients() -> Finding:
-    share = saved_share("frozen")
-    lengths = {"d/6": "1/6", "d": "1", "16d/3": "16/3"}  # at d = 768: 128, 768, 4096
-    backward = {
-        f"the backward pass at $N = {length}$": float(100 * share.subs(r, sympy.Rational(ratio)))
-        for length, ratio in lengths.items()
-    }
-    products = [backward_products(projection) for projection in ("learned", "frozen")]
-    full, less = (sum(p[f"dW_{name}"] == "used" for name in "QKVO") for p in products)
-    weights = {"the four weights' gradients alone": 100 * (1 - less / full)}
-    return region((50, 50), weights | backward, unit=" %").noting(
-        f"Where X needs a gradient it is {show(100 * sympy.limit(share, r, 0))} % of the backward pass at most"
-    )
-
-
-evidence_table(
-    CHAPTER,
-    {
-        "S0.2.2a": lambda: {
-            "order": growth("N^2*d + N*d^2", FROZEN.forward + outside("frozen")[0]),
-            "as the standard": counted({"FLOPs": STANDARD.forward}, {"FLOPs": FROZEN.forward}),
-        },
-        "S0.2.3b": lambda: growth("N^2*d + N*d^2", STANDARD.backward + outside("learned")[1]),
-        "S0.2.3c": linear_backward,
-        "S0.2.3d": lambda: counted(
-            {"frozen": "1/(1 + d/N)", "frozen and stopped": "1/(1 + d/N)"},
-            {
-                "frozen": sympy.factor(1 - FROZEN.backward / STANDARD.backward),
-                "frozen and stopped": sympy.factor(1 - STOPPED.backward / STANDARD.backward),
-            },
-        ),
-        "S0.2.4a": lambda: counted(
-            {"standard, trained": "4*d^2", "ORA, trained": "2*d^2", "ORA, frozen": "2*d^2"},
-            {"standard, trained": STANDARD.trained, "ORA, trained": FROZEN.trained, "ORA, frozen": FROZEN.frozen},
-        ),
-    },
-)

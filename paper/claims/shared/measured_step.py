@@ -4,6 +4,6 @@ What counts as near is fixed before any record is read. The source prints 0.5, s
 half a unit of the last digit, 0.05. The tests of inference are those of the rule `effect`.
 """
 
-from paper.claims.evidence.measured_step import NO_TIMES, provenance_table
+from paper.claims.evidence.measured_step import NO_TIMES, provenance, provenance_table
 
-__all__ = ["NO_TIMES", "provenance_table"]
+__all__ = ["NO_TIMES", "provenance", "provenance_table"]
