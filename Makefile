@@ -68,9 +68,8 @@ execute: $(READY) ## for authors: run notebooks in place (NOTEBOOKS="..." for so
 	@$(PY) -m tools.notebooks execute $(if $(FRESH),--fresh) $(NOTEBOOKS)
 	@$(PY) tools/readme.py
 
-check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing; typed figures
+check: $(READY) ## reject notebooks that are not fully executed, fail, warn or assert nothing
 	@$(PY) -m tools.notebooks check
-	@$(PY) -m tools.words
 
 test: $(READY) ## unit tests, then every notebook, strictly compared (TESTS="..." for some; ORTHO_TESTS=all for more)
 ifneq ($(TESTS),)

@@ -102,7 +102,7 @@ def picture(name: str) -> tuple[str, bytes]:
     for path in sorted((ROOT / "notebooks").glob(f"{chapter}-*.ipynb")):
         for kind, suffix in SUFFIXES.items():
             try:
-                data = readme.cell(ROOT, path.relative_to(ROOT).as_posix(), cell, kind)[1]
+                data = readme.cell(path.relative_to(ROOT).as_posix(), cell, kind)[1]
             except readme.ReadmeError:
                 continue
             return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
@@ -114,7 +114,7 @@ def gathered() -> dict[str, Any]:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     entries = judged()
     ledger = ledger_table(entries)
-    values = readme.cell(ROOT, readme.RESULTS, "values", "application/json")[1]
+    values = readme.cell(readme.RESULTS, "values", "application/json")[1]
     known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values.items()}
     about = {
         "version": f"version {cited['version']}",

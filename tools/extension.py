@@ -27,6 +27,7 @@ from pybtex.plugin import register_plugin
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
 
+from paper.experiments import EXPERIMENTS, load
 from tools.notebooks import ROOT, SHOW_VERDICTS, VERDICTS
 
 CITED = ROOT / "CITATION.cff"
@@ -59,15 +60,13 @@ class KeepTogether(SphinxPostTransform):
 
 @cache
 def timings() -> dict[str, set[tuple[str, str]]]:
-    """The experiments that hold nothing but times, each with the commits and dates of its records."""
-    found: dict[str, set[tuple[str, str]]] = {}
-    for folder in (ROOT / "results").iterdir():
-        records = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*/*.json")]
-        names = {name for one in records for variant in one["repetitions"].values() for name in variant}
-        if names and all(name.endswith("_s") for name in names):
-            origins = [one["provenance"] for one in records]
-            found[folder.name] = {(origin["date_utc"][:10], origin["commit"] or "unknown") for origin in origins}
-    return found
+    """The experiments that are timings, each with the dates and commits of its records."""
+    origins = {
+        name: [record["provenance"] for record in load(name)] for name, one in EXPERIMENTS.items() if one.is_timing
+    }
+    return {
+        name: {(one["date_utc"][:10], one["commit"] or "unknown") for one in found} for name, found in origins.items()
+    }
 
 
 @cache

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,23 +79,13 @@ def environment(path: Path) -> dict[str, str]:
     """Environment variables of a notebook's kernel: one thread, and imports from the checkout the notebook lies in.
 
     A package installed for editing belongs to one checkout; without this, a notebook of another checkout would import
-    it and read its results. A notebook outside every checkout imports this one. If the user has no home folder, the
-    kernel would not start; it gets one for as long as this process lives.
+    it and read its results. A notebook outside every checkout imports this one.
     """
     checkout = next((parent for parent in path.resolve().parents if (parent / "ortho" / "__init__.py").is_file()), ROOT)
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(checkout)]
     variables = {"OMP_NUM_THREADS": "1", **os.environ}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), *others]))
-    try:
-        Path.home()
-    except RuntimeError:  # as in a container that runs under a user number without a name
-        variables["HOME"] = passing_home().name
     return variables
-
-
-@cache
-def passing_home() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="home-")
 
 
 # -------------------------------------------------------------------------------------------------------------- execute

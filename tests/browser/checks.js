@@ -1,5 +1,5 @@
 /* What is wrong with the page that is open, each check as a list of lines for a person to read. Playwright puts this into
-   every page (`conftest.py`); `test_checks.py` has a page for each fault. */
+   every page (`conftest.py`). */
 window.checks = (() => {
   "use strict";
 

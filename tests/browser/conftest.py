@@ -1,7 +1,5 @@
 """What the tests in a browser share. `make browser` runs them; pytest alone leaves them out (`addopts`)."""
 
-from collections import defaultdict
-
 import pytest
 from visits import BOOK, missing, new_context, served
 
@@ -36,14 +34,3 @@ def book():
 def page(browser):
     with new_context(browser) as context:
         yield context.new_page()
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Print the three largest values of each kind that the tests recorded; only some of them have a limit."""
-    notes = defaultdict(list)
-    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
-        for name, value in report.user_properties:
-            notes[name].append((value, report.nodeid))
-    for name, values in notes.items():
-        for value, test in sorted(values, reverse=True)[:3]:
-            terminalreporter.line(f"{value:8.2f} {name}  {test}")

@@ -47,8 +47,7 @@ def test_a_phone_shows_it_without_sideways_scrolling(visit):
     assert not found, "\n".join(found)
 
 
-def test_a_first_visit_is_not_heavy(visit, record_property):
-    record_property("MB", visit.weight / 1e6)
+def test_a_first_visit_is_not_heavy(visit):
     assert visit.weight <= MOST_BYTES, sorted(visit.loaded.items(), key=lambda item: -item[1])[:6]
 
 
