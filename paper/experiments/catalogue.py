@@ -87,7 +87,7 @@ TITLES = {
 
 @runtime_checkable
 class Parts(Protocol):
-    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case`, `work`, `label`, `line` and `table` are
+    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case`, `work`, `label` and `line` are
     optional."""
 
     @property
@@ -95,9 +95,9 @@ class Parts(Protocol):
 
 
 def _parts(module: Parts) -> dict[str, Any]:
-    """The fields of an `Experiment` that a module has; its `table` is what is shown."""
+    """The fields of an `Experiment` that a module has."""
     names = {name: name for name in ("cases", "run", "smoke_case", "work", "label", "line")}
-    names |= {"show": "table", "version": "VERSION"}
+    names |= {"version": "VERSION"}
     return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
 
 

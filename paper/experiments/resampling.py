@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ortho.checks import expect, positive_int
-from paper.experiments.statistics import Interval, expect_probability, student
+from ortho.checks import expect
+from paper.experiments.statistics import Interval, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,7 +45,7 @@ def paired_difference(
     their long tail. The mean of a resample never lies outside the range of the differences. With five pairs, a finite
     interval therefore covers at most 15 times in 16, even for symmetric differences. If the quantile is rarer than the
     rarest resample, both ends are infinite. Raises ValueError unless a and b hold the same number of finite values, at
-    least two, and for a confidence outside (0, 1).
+    least two.
     """
     differences = _differences(a, b)
     counts, shares = resamples(len(differences), generator)
@@ -77,22 +77,15 @@ def student_difference(
 
 
 def expanded_tail(n: int, confidence: float) -> float:
-    """The share of the bootstrap's means of n values that lies beyond each end of the expanded percentile interval.
-
-    Raises TypeError or ValueError unless n is an integer of at least 2, and for a confidence outside (0, 1).
-    """
-    _several(n)
-    expect_probability("confidence", confidence)
+    """The share of the bootstrap's means of n values that lies beyond each end of the expanded percentile interval."""
     return NormalDist().cdf(-sqrt(n / (n - 1)) * student(confidence, n - 1))
 
 
 def resamples(n: int, generator: torch.Generator | None = None) -> tuple[Array, Array]:
     """How often each resample holds each of n values, (S, n), and the share of each resample among the n^n, (S,).
 
-    Up to `ENUMERATED` values these are all distinct resamples, else `DRAWN` random ones. Raises TypeError or ValueError
-    unless n is an integer of at least 2.
+    Up to `ENUMERATED` values these are all distinct resamples, else `DRAWN` random ones.
     """
-    _several(n)
     if n <= ENUMERATED:
         return _all_resamples(n)
     generator = generator or torch.Generator().manual_seed(0)
@@ -113,10 +106,6 @@ def _all_resamples(n: int) -> tuple[Array, Array]:
     for array in found:
         array.setflags(write=False)  # the cache hands out the same arrays
     return found
-
-
-def _several(n: int) -> None:
-    expect(positive_int("n", n) > 1, "n", "at least 2 values", n)
 
 
 def _differences(a: Any, b: Any) -> Array:

@@ -331,11 +331,6 @@ def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
     return (x > 0).diff(dim=0).sum(0)
 
 
-def most_right(count: int) -> int:
-    """How many of `count` alternating labels a sequence that changes sides at most once can have right."""
-    return min(count, count // 2 + 1)
-
-
 def lasts(beta: float, margin: float) -> float:
     """The steps after which the share `margin` is left of what unit keys of strength `beta` keep turning."""
     expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)

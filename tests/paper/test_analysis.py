@@ -161,5 +161,4 @@ def test_what_was_learnt_how_often_and_when():
     assert learned.successes == 2 and 0.05 < learned.rate[0] < 2 / 3 < learned.rate[1] < 1
     assert found["induction"]["frozen"].successes == 0
     assert synthetic.learnt(runs, "another") == {}
-    assert "  2 of  3 [0.09, 0.99]  right answers: median 0.900 [0.890, 0.950]" in synthetic.table(runs)
     assert "learnt after 20 steps" in synthetic.line(runs[0]) and "not learnt" in synthetic.line(runs[2])

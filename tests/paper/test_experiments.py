@@ -178,8 +178,9 @@ def test_list_says_what_there_is_of_whichever_device(call, tmp_path):
         "  stale   index=1 work=1  cpu-abacus",
         "  missing index=2 work=1",
     ]
-    shown = call("--show", known={"fake": fake(show=lambda found: f"{len(found)} of my own")})[1].splitlines()
-    assert shown == ["fake: a title", "2 of my own", "1 of 2 records are of another version of the study"]
+    shown = call("--show")[1].splitlines()
+    assert shown[0] == "fake: a title" and shown[1].startswith("cpu-abacus, index=1 work=1: ")
+    assert shown[-1] == "1 of 2 records are of another version of the study"
 
 
 def test_one_case_is_run_by_its_label_and_compared_with_the_stored_one(call, tmp_path):
@@ -230,7 +231,6 @@ runpy.run_module("paper", run_name="__main__", alter_sys=True)
     command = [sys.executable, "-c", script]
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert "FLOP bound" in process.stdout
     (record,) = records.read_all(tmp_path / "results", "training-step")
     assert record["provenance"]["environment"] == provenance.CPU_ENVIRONMENT
     assert record["provenance"]["commit"] is None

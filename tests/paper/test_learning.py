@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from experiment_fakes import SLUG, go, only, small_library, without_seconds
+from experiment_fakes import go, only, small_library, without_seconds
 from extent import some
 
 from paper import experiments
@@ -97,7 +97,7 @@ def test_a_run_is_stored_whole_and_again_gives_the_same(name, arm, tmp_path):
     looks = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
     wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
     assert [look["step"] for look in facts["validation"]] == sorted(wanted)
-    assert experiment.line(record) and f"\n{SLUG}" in f"\n{experiment.show([record])}".replace(" on ", "\n")
+    assert experiment.line(record)
     assert without_seconds(experiment.run(case)) == without_seconds(record)
 
 

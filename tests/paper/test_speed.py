@@ -111,7 +111,6 @@ def test_every_benchmark_is_here():
 
 @pytest.mark.parametrize(("name", "make"), CASES, ids=IDS)
 def test_every_arm_runs_once_a_repetition(name, make):
-    """What readers are shown includes every arm."""
     experiment, case = EXPERIMENTS[name], make()
     record = measure(experiment, case, "cpu", seconds=0.0)
     times, orders = record["repetitions"], record["facts"]["order"]
@@ -124,9 +123,6 @@ def test_every_arm_runs_once_a_repetition(name, make):
         assert record["facts"].get(arm, {}).get("calls", 1)
     assert bool(record["failures"]) == (case.get("arms") == "kernels")
     assert isinstance(experiment.line(record), str)
-    shown = experiment.show([record])
-    if name not in ("exchanged-speed", "inference"):  # these show a line for each case
-        assert all(arm.split()[0] in shown for arm in times if arm not in ("learned", "sdpa", "dense"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -107,8 +107,6 @@ def test_speedups_are_medians_of_ratios_within_repetitions():
     assert frozen["speedup"] == (1.25, 1.5, 1.75)
     assert frozen["speedup_with_optimiser"][1] == pytest.approx(4 / 3)
     assert stopped["speedup"] == (4.0, 5.0, 6.5)
-    assert "layer    512   768    1  float32" in training_step.table([measured])
-    assert "1.500 [1.250, 1.750]" in training_step.table([measured])
     measured["provenance"]["threads"] = 2  # the process's time then adds up threads
     assert experiments.speedups([measured])[0]["speedup"] == (1.0, 1.0, 1.0)
 
@@ -163,7 +161,6 @@ def test_rows_and_slopes_of_decoding():
     assert growth["linear"]["time"] == (0.0, 0.0, 0.0)
     assert growth["linear"]["bytes"] == 0.0
     assert decoding.line(measured) == "softmax +1.00, linear +0.00"
-    assert "softmax                    2000000   8000000" in decoding.table([measured])
 
 
 def projected(d=128, N=64, device="cpu-x", **seconds):

@@ -188,18 +188,6 @@ def test_a_repeated_token(beta):
     torch.testing.assert_close(delta_memory.repeat(q, k, v, beta, S, steps), torch.cat([(q @ S)[None], found]))
 
 
-def test_the_most_that_one_change_of_sides_gets_right():
-    """The closed form equals the best of all guesses that change sides once."""
-    for count in range(1, 12):
-        labels = [t % 2 for t in range(count)]
-        best = 0
-        for change in range(count + 1):
-            for side in (0, 1):
-                guesses = [side] * change + [1 - side] * (count - change)
-                best = max(best, sum(a == b for a, b in zip(guesses, labels, strict=True)))
-        assert delta_memory.most_right(count) == best
-
-
 # --------------------------------------------------------------------------------------------------- losses of memories
 
 

@@ -146,8 +146,6 @@ def test_arms_are_judged_at_their_best_budgets_and_said_to_have_converged_or_not
     assert found.outcome == "better" and found.pairs == len(translation_budgets.SEEDS)
     falling = along_budgets("8 learned", (4.0, 3.0, 2.96), (1, 5, 10))
     assert translation_budgets.converged(theirs) and not translation_budgets.converged(falling)
-    assert "+0.2500 [+0.2500, +0.2500] against '8 learned': better" in translation_budgets.table([*theirs, *ours])
-    assert "not converged" in translation_budgets.table(falling)
 
 
 def test_an_interval_has_the_error_of_the_seeds_and_that_of_the_test():

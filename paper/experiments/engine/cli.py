@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(experiments)} (default: all)")
     add("--list", action="store_true", help="say which cases have a record, of which devices; run nothing")
-    add("--show", action="store_true", help="print the stored results of every device; run nothing")
+    add("--show", action="store_true", help="print the stored results of every device, a line each; run nothing")
     add("--case", metavar="LABEL", help="run this case alone, stored or not: its label in --list, or its configuration")
     add("--compare", action="store_true", help="with --case: store nothing, but say how the stored records differ")
     add("--rerun", action="store_true", help="run again what is stored, too")
@@ -109,8 +109,6 @@ def _submit(chosen: Sequence[Experiment], options: argparse.Namespace) -> int:
         stored = [] if options.rerun else records.read_all(options.results, experiment.name)
         todo += [(experiment, case) for case in runner.missing(experiment, options.device, stored, None)]
     most = 1 if any(experiment.is_timing for experiment, _ in todo) else options.jobs or len(todo)
-    if not todo:
-        return 0
     if not todo:
         return 0
     logs = options.results.absolute().parent / ".slurm"
@@ -184,7 +182,7 @@ def _show(chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
         if not stored:
             print(f"no records in {options.results / experiment.name}")
         else:
-            lines = [f"{experiment.label(one['configuration'])}: {experiment.line(one)}" for one in stored]
-            print("\n".join(lines) if experiment.show is None else experiment.show(stored))
+            for one in stored:
+                print(f"{one['device']}, {experiment.label(one['configuration'])}: {experiment.line(one)}")
         if stale := sum(map(experiment.is_stale, stored)):
             print(f"{stale} of {len(stored)} records are of another version of the study")

@@ -50,7 +50,6 @@ class Experiment:
     work: Callable[[Case], float] = lambda _: 1.0
     label: Callable[[Case], str] = lambda case: " ".join(f"{name}={value}" for name, value in case.items())
     line: Callable[[Record], str] = "{elapsed_s:.1f} s".format_map
-    show: Callable[[Sequence[Record]], str] | None = None
     is_timing: bool = False
     smoke_case: Callable[[Case], Case] | None = None
 

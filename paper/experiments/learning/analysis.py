@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING, loss
@@ -105,21 +104,6 @@ def line(record: Record) -> str:
     """One run in a line: the share of right answers in each test."""
     shares = {test: statistics.median(values["correct_fraction"]) for test, values in record["repetitions"].items()}
     return ", ".join(f"{test} {share:.3f}" for test, share in shares.items())
-
-
-@by_devices(note=": right answers, median [lowest, highest]")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored accuracies, a table per device: the median over seeds, and the range."""
-    texts = []
-    texts += [
-        f"{row['arm']:24}{row['test']:32}{row['median']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        f"  {len(row['seeds'])} seeds, rate {row['rate']:g}"
-        for row in rows(records)
-    ]
-    for arm, losses in tuning(records, records[0]["device"]).items():
-        each = ", ".join(f"{loss:.4f} at {rate:g}" for rate, loss in sorted(losses.items()))
-        texts.append(f"{arm:24}loss at the tuning seed: {each}")
-    return texts
 
 
 def tested(record: Record, test: str, quantity: str) -> float:
@@ -217,20 +201,6 @@ def judged(arm: Runs, other: Runs, measure: str) -> Judged | None:
     if found is None:
         return None
     return Judged(found, decide(found.interval, rule), len(set(arm.seeds) & set(other.seeds)))
-
-
-def against(arm: Runs, other: Runs | None, measure: str) -> str:
-    """The outcome of an arm against another by its rule, as text; '' if there is none."""
-    found = None if other is None or arm.arm == other.arm else judged(arm, other, measure)
-    if other is None or found is None:
-        return ""
-    low, high = found.difference.interval
-    return f", {found.difference.mean:+.4f} [{low:+.4f}, {high:+.4f}] against {other.arm!r}: {found.outcome}"
-
-
-def closing(records: Sequence[Record]) -> str:
-    """The line below a table of records: how many rates they choose."""
-    return f"rates chosen: {len(rates.choose(records))}"
 
 
 def _at(one: Runs, seeds: Sequence[int], values: Sequence[Any]) -> list[Any]:

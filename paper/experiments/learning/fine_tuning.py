@@ -9,7 +9,7 @@ stage and after the second: this shows what is learnt, and what is forgotten.
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from ortho.adapters.conversion import freeze_qk
 from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record, key
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
@@ -41,7 +40,6 @@ SEEDS = (1, 2, 3, 4, 5)
 FIRST_RATE = 5e-3  # of the first stage, for d = 64: the better of those that `bytes` tries for this model
 TRIED = (3e-3, 1e-2)  # of the second; a model that is n times as wide has rates an n-th as high
 LOOKS = 8
-TESTS = ("old, before", "new, before", "old", "new")
 SCRATCH = "from scratch"  # the arm without a first stage
 DECISION = Decision(margin=0.05, level=0.05, higher_is_better=False)  # bits a byte, as for the models of bytes
 
@@ -228,19 +226,3 @@ def line(record: Record) -> str:
         f"new text {_bits(record, 'new, before'):.4f} -> {_bits(record, 'new'):.4f} bits a byte, "
         f"old {_bits(record, 'old'):.4f} ({_forgotten(record):+.4f}), {record['facts']['train_s']:.0f} s"
     )
-
-
-@by_devices(note=": bits a byte of the new text, mean [lowest, highest], and of the old")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: means over seeds, and the rule's outcome for each arm against the one
-    that trains everything."""
-    texts = []
-    found = by_arm(records, records[0]["device"])
-    for one in sorted(found.values(), key=lambda one: one.mean("new")):
-        texts.append(
-            f"{one.arm:16}{one.span('new')}, old {one.mean('old'):.4f} "
-            f"({one.mean('forgotten'):+.4f}), {one.parameters:,} trained, "
-            f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('all trained'), 'new')}"
-        )
-    texts.append(analysis.closing(records))
-    return texts

@@ -15,8 +15,6 @@ from ortho import checks
 from ortho.attention.call import no_autocast, upcast
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.position_bias.rotary import angles, apply_rotary
-from ortho.attention.sparse.pattern import pattern_attention
-from ortho.attention.sparse.window import Window
 from ortho.heads import split_heads
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.multihead import MultiheadAttention
@@ -127,27 +125,9 @@ class _Turned(nn.Module):
         return q, k
 
 
-class WindowAttention(nn.Module):
-    """Softmax attention over the keys less than `width` positions away: a mechanism's function with its own width.
-
-    Raises TypeError or ValueError for a width below 1.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.pattern = Window(width)
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
-        """q (..., N, K), k (..., M, K), v (..., M, V) -> (..., N, V), as `pattern_attention`."""
-        return pattern_attention(q, k, v, pattern=self.pattern, **kwargs)
-
-    def extra_repr(self) -> str:
-        return f"width={self.pattern.width}"
-
-
 def window_heads(d_model: int, num_heads: int, *, width: int, **kwargs: Any) -> MultiheadAttention:
     """Heads that see a window of `width` tokens."""
-    return MultiheadAttention(d_model, num_heads, attention=WindowAttention(width), **kwargs)
+    return MultiheadAttention(d_model, num_heads, attention="window", width=width, **kwargs)
 
 
 def random_feature_heads(

@@ -1,4 +1,4 @@
-"""Which heads see images: small vision transformers on handwritten digits, and on a GPU on photographs too.
+"""Which heads see images: small vision transformers on handwritten digits.
 
 A case is one model. The arms of a seed see the same batches and are tested on the same images, so that they are
 compared pair by pair. Every arm is tested with the weights of its best look at the validation part.
@@ -9,10 +9,10 @@ the mean of all tokens: with heads through which no token, or only a neighbour, 
 otherwise be nothing to read.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,43 +26,24 @@ from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.models.encoders import VisionTransformer
 from ortho.projections import FrozenProjection
-from paper.experiments.devices import by_device
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs, tested
 from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
-from paper.tasks.images import cifar10, digits
-from paper.tasks.task import Task
+from paper.tasks.images import digits
 
 HEADS = 4
 
 
-class Data(NamedTuple):
-    """The task made of some images, their channels and size, and the size of their patches."""
-
-    task: Callable[[], Task]
-    channels: int
-    image: int
-    patch: int
-
-    @property
-    def columns(self) -> int:
-        """The number of patches in a row."""
-        return self.image // self.patch
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens: the class token, and the patches row by row."""
-        return 1 + self.columns**2
-
-
-DATA: Mapping[str, Data] = {"digits": Data(digits, 1, 8, 2), "cifar10": Data(cifar10, 3, 32, 4)}
-SIZES: dict[tuple[str, str], dict[str, int]] = {
-    ("cpu", "digits"): {"B": 32, "d": 32, "L": 2, "steps": 600, "tested": 359},
-    ("cuda", "digits"): {"B": 64, "d": 64, "L": 4, "steps": 2000, "tested": 359},
-    ("cuda", "cifar10"): {"B": 256, "d": 192, "L": 6, "steps": 6000, "tested": 5000},
+DATA = ("digits",)
+CHANNELS, IMAGE, PATCH = 1, 8, 2
+COLUMNS = IMAGE // PATCH  # patches in a row
+TOKENS = 1 + COLUMNS**2  # the class token, and the patches row by row
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": {"B": 32, "d": 32, "L": 2, "steps": 600, "tested": 359},
+    "cuda": {"B": 64, "d": 64, "L": 4, "steps": 2000, "tested": 359},
 }
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 TRIED = (3e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
@@ -87,21 +68,19 @@ ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
 }
 
 
-def kinds(data: Data) -> dict[str, Callable[..., nn.Module]]:
-    """Kind -> what makes a layer of such heads, for these images; 'frozen' is orthogonal random attention."""
-    gaussian = partial(FrozenProjection, draw="gaussian")
-    return {
-        "learned": MultiheadAttention,
-        "frozen": partial(MultiheadAttention, projection="frozen"),
-        "stopped": partial(FrozenQKAttention, projection="stopped"),
-        "frozen Gaussian": partial(MultiheadAttention, projection=gaussian),
-        "static random": partial(synthesizer_heads, source="fixed-random", max_length=data.tokens),
-        "positional": partial(neighbours, columns=data.columns),
-        "identity": partial(neighbours, columns=0),
-        "linear": partial(MultiheadAttention, attention="linear"),
-        "frozen linear": partial(MultiheadAttention, projection="frozen", attention="linear"),
-        "FAVOR+": partial(random_feature_heads, m=FEATURES),
-    }
+# Kind -> what makes a layer of such heads, for these images; 'frozen' is orthogonal random attention.
+KINDS: Mapping[str, Callable[..., nn.Module]] = {
+    "learned": MultiheadAttention,
+    "frozen": partial(MultiheadAttention, projection="frozen"),
+    "stopped": partial(FrozenQKAttention, projection="stopped"),
+    "frozen Gaussian": partial(MultiheadAttention, projection=partial(FrozenProjection, draw="gaussian")),
+    "static random": partial(synthesizer_heads, source="fixed-random", max_length=TOKENS),
+    "positional": lambda *sizes, **kwargs: neighbours(*sizes, columns=COLUMNS, **kwargs),
+    "identity": lambda *sizes, **kwargs: neighbours(*sizes, columns=0, **kwargs),
+    "linear": partial(MultiheadAttention, attention="linear"),
+    "frozen linear": partial(MultiheadAttention, projection="frozen", attention="linear"),
+    "FAVOR+": partial(random_feature_heads, m=FEATURES),
+}
 
 
 def neighbours(d_model: int, num_heads: int, *, columns: int, **kwargs: Any) -> PositionalHeads:
@@ -128,17 +107,15 @@ class PooledTransformer(VisionTransformer):
 
 def build(case: Case, generator: torch.Generator) -> PooledTransformer:
     """The untrained model of a case, on the CPU."""
-    data = DATA[case["data"]]
-    known = kinds(data)
-    heads = [(known[kind], count) for kind, count in ARMS[case["arm"]]]
+    heads = [(KINDS[kind], count) for kind, count in ARMS[case["arm"]]]
     return PooledTransformer(
-        data.image,
-        data.patch,
+        IMAGE,
+        PATCH,
         case["d"],
         case["H"],
         case["L"],
-        num_classes=data.task().vocab_size,
-        channels=data.channels,
+        num_classes=digits().vocab_size,
+        channels=CHANNELS,
         generator=generator,
         layer=partial(_without_bias, heads=heads),
     )
@@ -154,28 +131,19 @@ def _without_bias(
     return HybridAttention(d_model, num_heads, heads=heads, **kwargs)
 
 
-def case(
-    arm: str,
-    seed: int = TUNING,
-    rate: float | None = None,
-    *,
-    device: str = "cpu",
-    data: str = "digits",
-    **sizes: int,
-) -> Case:
-    """One run; `sizes` are by default those of `SIZES`, and on a CPU CIFAR-10 has the sizes of the digits.
+def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
+    """One run; `sizes` are by default those of `SIZES`.
 
     Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
-    known = SIZES.get((one_of("device", device, fitting.DEVICES), one_of("data", data, DATA)), SIZES["cpu", "digits"])
-    size = fitting.sizes(known, sizes)
+    size = fitting.sizes(SIZES[one_of("device", device, fitting.DEVICES)], sizes)
     return {
         "device": device,
-        "data": data,
+        "data": DATA[0],
         "arm": one_of("arm", arm, ARMS),
         "seed": seed,
         "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
-        "N": DATA[data].tokens,
+        "N": TOKENS,
         "H": HEADS,
         **size,
         **DECISION.settings(),
@@ -183,23 +151,17 @@ def case(
 
 
 def cases(device: str) -> list[Case]:
-    """The runs that choose the rates; then all seeds of arms whose rate is chosen; the digits first."""
-    found = []
-    for where, data in SIZES:
-        options = [{"arm": arm, "device": device, "data": data} for arm in ARMS if where == device]
-        found += fitting.cases("images", case, options, partial(rates.tried, TRIED), SEEDS)
-    return found
+    """The runs that choose the rates; then all seeds of arms whose rate is chosen."""
+    options = [{"arm": arm, "device": device} for arm in ARMS]
+    return fitting.cases("images", case, options, partial(rates.tried, TRIED), SEEDS)
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`.
-
-    For CIFAR-10, raises what `cifar10` raises if its file is missing.
-    """
+    """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
     facts = {"heads": " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])}
-    task, make = DATA[case["data"]].task(), partial(build, case)
+    make = partial(build, case)
     return fitting.run(
-        case, seeds_of(case), task, make, looks=LOOKS, keep_best=True, checkpoint=checkpoint, facts=facts
+        case, seeds_of(case), digits(), make, looks=LOOKS, keep_best=True, checkpoint=checkpoint, facts=facts
     )
 
 
@@ -238,21 +200,3 @@ def line(record: Record) -> str:
     """One run in a line."""
     correct, nats = (measure(record) for measure in MEASURES.values())
     return f"{correct:.3f} right, {nats:.3f} nats, {record['facts']['train_s']:.1f} s"
-
-
-def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table per device and data: mean and range over seeds, and the rule's outcome for each arm
-    against the learned one."""
-    texts = []
-    for device, group in by_device(records).items():
-        for data in dict.fromkeys(record["configuration"]["data"] for record in group):
-            name = group[0]["provenance"]["device_name"]
-            texts.append(f"\n{data} on {device} ({name}): right answers, mean [lowest, highest], and nats")
-            found = by_arm(group, device, data)
-            for one in sorted(found.values(), key=lambda one: -one.mean("correct")):
-                texts.append(
-                    f"{one.arm:26}{one.span('correct')}, {one.mean('loss'):.4f} nats, "
-                    f"rate {one.configuration['rate']:g}{analysis.against(one, found.get('learned'), 'correct')}"
-                )
-        texts.append(analysis.closing(group))
-    return "\n".join(texts)

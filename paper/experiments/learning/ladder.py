@@ -327,7 +327,7 @@ def work(case: Case) -> float:
     return 5.0 + steps * products / {"cpu": 5e10, "cuda": 1e13}[case["device"]]
 
 
-line, table = ladder_analysis.line, ladder_analysis.table
+line = ladder_analysis.line
 
 
 def label(case: Case) -> str:

@@ -18,9 +18,8 @@ from ortho.cost import Cost
 from ortho.cost import model as model_cost
 from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads
 from ortho.layers.induction import SINK
-from paper.experiments.devices import by_devices, of_judged_devices, pooled
+from paper.experiments.devices import of_judged_devices
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import rates
 from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
 from paper.experiments.learning.ngram_heads import ngram_heads
 from paper.experiments.learning.rates import TUNING
@@ -303,45 +302,3 @@ def line(record: Record) -> str:
     part = "validation" if record["configuration"]["seed"] == TUNING else "test"
     looks = {name: float(np.mean(values[f"{part}_bits"])) for name, values in record["repetitions"].items()}
     return f"{part} " + ", ".join(f"{name} {bits:.4f}" for name, bits in looks.items())
-
-
-@by_devices(note=": bits a byte", groups=pooled)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table for all CPUs and one for each other device: curves, each arm at equal steps, FLOPs
-    and seconds, the hypotheses."""
-    texts = []
-    for part in ("validation", "test"):
-        texts += _curves(records, part)
-    for name, (found, shown) in judged(records).items():
-        if found is not None:
-            low, high = found.interval
-            texts.append(
-                f"{name}: {found.mean:+.4f} [{low:+.4f}, {high:+.4f}], bootstrap [{found.bootstrap[0]:+.4f}, "
-                f"{found.bootstrap[1]:+.4f}], chance {found.chance:.4f}, {len(found.seeds)} seeds: "
-                + ("shown" if shown else "not shown")
-                + (", equivalent" if found.equivalent else "")
-            )
-    texts.append(f"rates chosen: {len(rates.choose(records))}")
-    return texts
-
-
-def _curves(group: Sequence[Record], part: str) -> list[str]:
-    lines = []
-    for of in sorted({key(record) for record in group}):
-        base = RIVALS[ARMS[of[1]].num_heads]
-        own, rival = (curve(group, one, part) for one in (of, (of[0], base, CONVOLUTION)))
-        if own is None:
-            continue
-        name = f"{of[0]}, {of[1]}{' + convolution' if of[2] else ''}"
-        figures = ", ".join(f"{n} x {bits:.3f}" for n, bits in zip(own.budgets, own.bits, strict=True))
-        lines.append(f"{part:11}{name:64}{figures}; {1e3 * own.seconds:.0f} ms a step")
-        if rival is None or rival == own:
-            continue
-        for budget, theirs in zip(rival.budgets, rival.bits, strict=True):
-            equal = {
-                what: f"{bits - theirs:+.3f}" for what, bits in at_equal(own, rival, budget).items() if bits == bits
-            }
-            if equal:  # a cheaper arm has not spent as much as the rival at the last budget
-                words = ", ".join(f"{difference} at equal {what}" for what, difference in equal.items())
-                lines.append(f"{'':15}against learned + convolution at {budget} x: {words}")
-    return lines

@@ -11,7 +11,6 @@ from itertools import groupby, product
 from statistics import mean
 
 from ortho.checks import one_of, positive_int
-from paper.experiments.devices import by_devices, pooled
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import ladder, ladder_analysis, rates
 from paper.experiments.learning.ladder_analysis import RIVAL, SELECTIVE, Tested
@@ -88,16 +87,3 @@ def compared(
 def label(case: Case) -> str:
     """A case in a few words."""
     return f"{ladder.label(case)}, N={case['N']}"
-
-
-@by_devices(note=": bits a byte less those of learned heads", groups=pooled)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures: for each text, arm and length of windows the difference from learned heads, with its
-    interval."""
-    lines = []
-    for text, arm, N in product(ladder.TEXTS, (SELECTIVE, CONTROL), sorted(LENGTHS)):
-        if found := compared(records, text, N, arm=arm):
-            low, high = found.interval
-            difference = f"{found.mean:+.4f} [{low:+.4f}, {high:+.4f}], {len(found.seeds)} seeds"
-            lines.append(f"{text:8} N = {N:<5} {difference}  {arm}")
-    return lines

@@ -6,7 +6,7 @@ look at the validation part. Rates are chosen per arm by the validation part; ev
 (`rates`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from math import log
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 
 from ortho.checks import expect, one_of
 from ortho.models.language_model import LanguageModel
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
@@ -210,21 +209,6 @@ def budget(configuration: Mapping[str, Any]) -> float:
 def line(record: Record) -> str:
     """One run in a line."""
     return f"{bits(record):.4f} bits a byte, {record['facts']['train_s']:.0f} s"
-
-
-@by_devices(note=": bits a byte, mean [lowest, highest]")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: mean and range over seeds, and the rates chosen."""
-    texts = []
-    for one in sorted(runs(records, records[0]["device"]), key=lambda one: one.mean("bits")):
-        told = one.configuration
-        texts.append(
-            f"{one.arm:28}{one.span('bits')}, "
-            f"matched {told['matched']}, d={told['d']}, {told['steps']} steps, d_ff={told['d_ff']}, "
-            f"limit={told['limit']}, dropout={told['dropout']:g}, rate {told['rate']:g}"
-        )
-    texts.append(analysis.closing(records))
-    return texts
 
 
 # Tables of the last bytes beside the models, counted on as much of their text as a model sees.

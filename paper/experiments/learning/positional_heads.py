@@ -9,7 +9,6 @@ The order of the heads means nothing from one run to the next, so the heads of a
 """
 
 import copy
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from ortho.checks import one_of, positive_int
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, studies
 from paper.experiments.learning import study as learning
@@ -34,11 +32,6 @@ from paper.theory.positionalness import head_weights, nearest_pattern, positiona
 
 INPUTS = 128  # sequences on which weights are measured; others, as many as a test has, are drawn for the answers
 STAGES = ("untrained", "trained")
-ESTIMATES = ("absolute", "relative", "weight", "share")  # each with its standard error
-FIGURES = (
-    *("correct", "correct_means", "correct_mean", "correct_without", "peak"),
-    *(f"{name}{error}" for error in ("", "_error") for name in ESTIMATES),
-)
 SECONDS_PER_WEIGHT = 2e-7
 Row = dict[str, Any]
 
@@ -247,17 +240,3 @@ def line(record: Record) -> str:
         for row in rows([record])
         if row["stage"] == "trained"
     )
-
-
-@by_devices(note=": medians [lowest, highest] over heads")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: medians over all heads of an arm's runs, and ranges."""
-    texts = []
-    for (task, arm), stages in arms(records, records[0]["device"]).items():
-        for stage, found in stages.items():
-            spreads = []
-            for name in ("absolute", "relative", "peak"):
-                values = [row[name] for row in found]
-                spreads.append(f"{name} {statistics.median(values):.3f} [{min(values):.3f}, {max(values):.3f}]")
-            texts.append(f"{task:14}{arm:10}{stage:11}{len(found):3} heads  {', '.join(spreads)}")
-    return texts

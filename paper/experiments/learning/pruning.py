@@ -9,7 +9,7 @@ columns of W_O: what the layer then computes is what it would without the head.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,6 @@ import torch
 
 from ortho.layers.block import TransformerBlock
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, rates, translating
 
@@ -142,17 +141,6 @@ def line(record: Record) -> str:
     return "{:.3f} faultless; {} heads go for a point, least needed first, and {} most needed first".format(
         share, *numbers
     )
-
-
-@by_devices(note=": faultless sentences, mean [lowest, highest]")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: faultless sentences by the number of heads removed, mean and range."""
-    texts = []
-    for first in FIRST:
-        for count, shares in enumerate(together(records, first)):
-            mean, spread = sum(shares) / len(shares), f"[{min(shares):.3f}, {max(shares):.3f}]"
-            texts.append(f"{arm(first, count):32}{mean:.3f} {spread}")
-    return texts
 
 
 def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:

@@ -152,7 +152,7 @@ def work(case: Case) -> float:
     return 3.0 + case["steps"] * case["tokens"] * case["d"] * {"cpu": 3e-7, "cuda": 1e-7}[case["device"]]
 
 
-line, table = retrieval_analysis.line, retrieval_analysis.table
+line = retrieval_analysis.line
 
 
 def label(case: Case) -> str:

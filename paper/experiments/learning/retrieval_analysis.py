@@ -1,10 +1,8 @@
 """Analysis of the records of `retrieval`, by the rule that is stated in that module."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from paper.experiments.devices import by_devices, pooled
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import rates
 from paper.experiments.learning.analysis import grouped, seed
@@ -14,7 +12,6 @@ from paper.experiments.learning.retrieval_tasks import (
     ONE,
     SETTINGS,
     SUCCESS,
-    UNTRAINED,
     H,
     is_learnt,
     part,
@@ -81,12 +78,6 @@ def _steps(record: Record) -> dict[int, int]:
     return found
 
 
-def boundaries(records: Iterable[Record]) -> dict[Key, int]:
-    """The longest length that each arm learns, by the rule above. For the arms `ONE`, one head that retrieves fails
-    beyond it."""
-    return {key: found.boundary for key, found in climbs(records).items()}
-
-
 def judged(records: Iterable[Record]) -> dict[tuple[str, str, int, int], tuple[float, bool]]:
     """For each of `PAIRS` and each of the arms `ONE`: the chance that, if the two arms do not differ, one goes at least
     as far beyond the other as this one does; and whether this shows that it goes further. Comparisons that were not
@@ -127,23 +118,3 @@ def line(record: Record) -> str:
         for name, tested in record["repetitions"].items()
     ]
     return f"{', '.join(words)}, {record['facts']['train_s']:.0f} s"
-
-
-@by_devices(note=": runs that learnt a length", groups=pooled)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table for all CPUs and one for each other device: runs that learnt each length, with the
-    exact interval at 95 % and the median of their steps; the boundaries, found and predicted; the tests."""
-    texts = []
-    for (name, arm, width, d), found in sorted(climbs(records).items()):
-        texts.append(f"{name:8} {arm}{' + convolution' if width else ''}, d={d}: boundary {found.boundary}")
-        law = predicted_boundary(name, d) if arm == UNTRAINED else None
-        texts[-1] += "" if law is None else f", predicted {law}"
-        for N in LENGTHS:
-            low, high = found.rate(N)
-            steps = [each[N] for each in found.steps if N in each]
-            middle = f", median {median(steps):g} steps" if steps else ""
-            texts.append(f"  {N:5}: {found.successes(N)} of {len(found.seeds)} [{low:.2f}, {high:.2f}]{middle}")
-    for (name, arm, width, d), (chance, shown) in judged(records).items():
-        words = f"{name}{' + convolution' if width else ''}, d={d}: {arm} goes further than the other"
-        texts.append(f"{words}, chance {chance:.4f}: {'shown' if shown else 'not shown'}")
-    return texts

@@ -148,6 +148,5 @@ def experiment(study: Study) -> Experiment:
         work=work,
         label=fitting.label,
         line=analysis.line,
-        show=analysis.table,
         smoke_case=fitting.smoke_case,
     )

@@ -6,8 +6,7 @@ are judged by the share of right answers, and count as a success if it is at lea
 same batches. All arms have learned embeddings of positions, since linear heads know the order from nothing else.
 """
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 
 from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting
 from paper.experiments.learning.analysis import grouped, seed, tested
@@ -168,18 +166,3 @@ def line(record: Record) -> str:
     steps = _steps(record)
     seen = "not learnt" if steps is None else f"learnt after {steps} steps"
     return f"{_correct(record):.3f} of the answers right, {seen}, {record['facts']['train_s']:.0f} s"
-
-
-@by_devices(note=": runs that learnt a task, interval at 95 %")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table per device: successes with their exact interval, and right answers over seeds."""
-    texts = []
-    for task, found in learnt(records, records[0]["device"]).items():
-        for arm, runs in found.items():
-            low, high = runs.rate
-            middle = statistics.median(runs.correct)
-            texts.append(
-                f"{task:18}{arm:26}{runs.successes:3} of {len(runs.seeds):2} [{low:.2f}, {high:.2f}]"
-                f"  right answers: median {middle:.3f} [{min(runs.correct):.3f}, {max(runs.correct):.3f}]"
-            )
-    return texts

@@ -12,7 +12,7 @@ CUDA there are all of them. For every arm the best look at the validation part c
 and number of pairs (`rates`), and the arms of a seed see the same batches.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.devices import by_device
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs
@@ -64,7 +63,6 @@ REGULARISED = {"translation": 0.1, "transduction": 0.0}  # dropout, and smoothin
 LOOKS = 8
 ALIKE = 8  # batches that are drawn to make one with pairs of similar lengths
 SHAPES = 100  # batches whose mean shape is recorded
-CHECKED = 4  # pairs on which fast form and definition are compared
 # By task: the test and the metric by which arms are judged. The source's comparisons are about one point of BLEU.
 TESTS = {"translation": "test", "transduction": "like training"}
 METRICS = {"translation": "bleu_fraction", "transduction": "faultless_fraction"}
@@ -296,24 +294,6 @@ def line(record: Record) -> str:
     """One run in a line."""
     score, nats = (MEASURES[name](record) for name in ("score", "loss"))
     return f"{_named(record)} {score:.3f}, {nats:.3f} nats a token, {record['facts']['train_s']:.0f} s"
-
-
-def table(records: Sequence[Record]) -> str:
-    """The stored figures, a table per device: mean and range over seeds, and the rates chosen."""
-    texts = []
-    for device, group in by_device(records).items():
-        name = group[0]["provenance"]["device_name"]
-        texts.append(f"\n{device} ({name}): {_named(group[0])}, mean [lowest, highest]")
-        for pairs, arms in sorted(by_pairs(group, device).items()):
-            for one in sorted(arms.values(), key=lambda one: -one.mean("score")):
-                told = one.configuration
-                texts.append(
-                    f"{pairs:6} pairs  {one.arm:22}{one.span('score')}, "
-                    f"{one.mean('loss'):.3f} nats a token, {one.mean('seen'):.3f} of those seen, "
-                    f"{told['steps']} steps, {one.parameters} parameters, rate {told['rate']:g}"
-                )
-        texts.append(analysis.closing(group))
-    return "\n".join(texts)
 
 
 def _named(record: Record) -> str:

@@ -28,7 +28,6 @@ from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.encoder_decoder import EncoderDecoder
-from paper.experiments.devices import by_devices, pooled
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, budgets, fitting, rates, translating
 from paper.experiments.learning.analysis import Runs
@@ -303,16 +302,3 @@ def line(record: Record) -> str:
     texts = [f"{one['budget']} x {one['loss_nats']:.3f}" for one in looks]
     scores = [f"{100 * one['bleu_fraction']:.1f}" for one in looks if "bleu_fraction" in one]
     return f"nats {', '.join(texts)}" + (f"; BLEU {', '.join(scores)}" if scores else "")
-
-
-@by_devices(note=": BLEU at the budget with the lowest validation loss", groups=pooled)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored figures, a table for all CPUs and one for each other device."""
-    texts, complete = [], by_pairs(records)
-    for pairs, arms in grouped(records).items():
-        judged = complete.get(pairs, {})
-        for arm, runs in arms.items():
-            text = f"{pairs:6} pairs  {arm:22}{100 * np.mean(bleu(runs)):5.1f} at {best(runs)} x, {len(runs)} seeds"
-            text += "" if converged(runs) else ", not converged"
-            texts.append(text + (analysis.against(judged[arm], judged.get(ARMS[0]), "score") if arm in judged else ""))
-    return texts

@@ -7,7 +7,6 @@ precision, and then differ by more than rounding.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from paper.experiments.speed import benchmark
 SEEDS = {"weights": 0, "inputs": 1}
 DTYPES = ("float32", "bfloat16", "float16")
 COMPILED = ("softmax", "linear", "window", "delta")  # mechanisms that also run compiled, in float32
-ERRORS = ("output_fraction", "gradient_fraction")
 
 
 def case(
@@ -104,8 +102,3 @@ def line(record: Record) -> str:
         for arm, found in record["repetitions"].items()
     ]
     return "; ".join([*errors, *(f"{arm} failed: {why}" for arm, why in record["failures"].items())])
-
-
-def table(records: Sequence[Record]) -> str:
-    """A line for each record."""
-    return "\n".join(f"{label(record['configuration']):28}{line(record)}" for record in records)

@@ -187,7 +187,7 @@ def work(case: Case) -> float:
     return START_SECONDS[device] + compiling + BUDGETS[device].work(one_round, more=1)
 
 
-line, table = attention_analysis.line, attention_analysis.table
+line = attention_analysis.line
 
 
 def label(case: Case) -> str:

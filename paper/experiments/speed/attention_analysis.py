@@ -3,11 +3,11 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortho.checks import expect
-from paper.experiments.devices import by_device, by_devices
+from paper.experiments.devices import by_device
 from paper.experiments.engine.records import Record
 from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
@@ -185,41 +185,6 @@ def line(record: Record) -> str:
     return "; ".join(parts + failures(record))
 
 
-_HEAD = (
-    f"{'arms':12}{'dtype':9}{'N':>7}  {'arm':24}{'n':>3}{'seconds':>11}"
-    f"  {'over sdpa [q1, q3]':24}{'by FLOPs':>9}{'MB':>9}"
-)
-
-
-@by_devices(head=_HEAD, versions=True)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored ratios, growth and crossovers, tables per device."""
-    texts = [
-        f"{row['arms']:12}{row['dtype']:9}{row['N']:7}  {row['arm']:24}{row['repetitions']:3}"
-        f"{row['seconds'][1]:11.5f}  {spread(row['ratio'], 4):24}{row['flops_ratio']:9.4f}"
-        + ("" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}")
-        for row in sorted(rows(records), key=lambda row: (row["arms"], row["dtype"], row["compiled"], row["N"]))
-    ]
-    texts += [
-        f"{_title(row)}: N^{row['time']:.2f} in time"
-        + ("" if row["memory"] is None else f", N^{row['memory']:.2f} in memory")
-        + f", N = {row['lengths'][0]} to {row['lengths'][-1]}"
-        for row in growth(records)
-    ]
-    texts += [
-        f"{_title(row)}: faster than sdpa {in_words(row['yardstick'])}"
-        + ("" if row["alike"] in (None, row["yardstick"]) else f", than sdpa causal {in_words(row['alike'])}")
-        for row in crossovers(records)
-    ]
-    for record in records:
-        case = record["configuration"]
-        texts += [
-            f"{_title(case | {'arm': arm})} N={case['N']} failed: {reason}"
-            for arm, reason in record["failures"].items()
-        ]
-    return texts
-
-
 def in_words(crossing: tuple[float, float]) -> str:
     """A crossover in words; an interpolated one is rounded to two digits."""
     least, most = crossing
@@ -232,10 +197,6 @@ def in_words(crossing: tuple[float, float]) -> str:
 
 def _named(key: Series) -> Row:
     return dict(zip(("device", "dtype", "arms", "compiled", "arm"), key, strict=True))
-
-
-def _title(row: Mapping[str, Any]) -> str:
-    return f"{row['arms']} {row['dtype']}{' beside compiled' if row['compiled'] else ''} {row['arm']}"
 
 
 def _flops(case: Mapping[str, Any], arm: str) -> float:

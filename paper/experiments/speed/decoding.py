@@ -8,7 +8,7 @@ timing, and a processor's caches may hold as much of it as they have room for.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,6 @@ from ortho.attention.cache import Cache, new_cache
 from ortho.attention.mechanism import Mechanism
 from ortho.checks import one_of
 from ortho.cost.attention import DecodeCost, decoded
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import attention_variants, benchmark
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
@@ -264,19 +263,3 @@ def slopes(records: Iterable[Record]) -> list[Row]:
 def line(record: Record) -> str:
     """One case in a line: how each mechanism's step grows with the context."""
     return ", ".join(f"{row['name']} {row['time'][1]:+.2f}" for row in slopes([record]))
-
-
-@by_devices()
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored steps, a table per device and case."""
-    texts = []
-    for record in records:
-        found = rows([record])
-        contexts = sorted({row["context"] for row in found})
-        head = f"{label(record['configuration']):24}" + "".join(f"{context:>10}" for context in contexts)
-        head += "  microseconds a step"
-        texts += [head, "-" * len(head)]
-        for name in dict.fromkeys(row["name"] for row in found):
-            steps = {row["context"]: f"{1e6 * row['seconds'][1]:.0f}" for row in found if row["name"] == name}
-            texts.append(f"{name:24}" + "".join(f"{steps.get(context, ''):>10}" for context in contexts))
-    return texts

@@ -16,7 +16,6 @@ from ortho.attention.cache import Cache
 from ortho.checks import one_of, positive_int
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from ortho.models.language_model import LanguageModel
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
@@ -155,16 +154,6 @@ def rows(records: Sequence[Record]) -> list[Row]:
 def line(record: Record) -> str:
     """One case in a line: tokens a second of each arm."""
     return ", ".join(f"{row['arm']} {row['tokens_per_s'][1]:.1f} tokens/s" for row in rows([record]))
-
-
-@by_devices(head=f"{'':14}{'B':>5}{'tokens/s':>12}{'over learned':>14}{'cache, MB':>12}")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored rates, a table per device."""
-    return [
-        f"{row['arm']:14}{row['B']:5}{row['tokens_per_s'][1]:12.1f}{row['speedup'][1]:14.3f}"
-        f"{(row['held_bytes'] or 0) / 1e6:12.1f}"
-        for row in rows(records)
-    ]
 
 
 def work(case: Case) -> float:

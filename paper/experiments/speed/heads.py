@@ -99,5 +99,4 @@ def timed(arms: Sequence[str]) -> dict[str, Any]:
         "work": partial(training_step.work, variants=arms, declared=declared),
         "label": training_step.label,
         "line": partial(training_step.line, declared=declared),
-        "show": partial(training_step.table, declared=declared),
     }

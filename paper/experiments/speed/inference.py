@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ortho.adapters.conversion import to_standard
 from ortho.checks import expect
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
 from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of
@@ -108,19 +107,6 @@ def line(record: Record) -> str:
     """One case in a line."""
     (row,) = gains([record])
     return ", ".join(f"{name} {_interval(row[name])}" for name in ("frozen", "control"))
-
-
-_HEAD = f"{'N':>6}{'d':>6}{'B':>5}{'n':>4}  {'frozen [99 % interval]':30}{'control [99 % interval]':30}"
-
-
-@by_devices(head=_HEAD)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored gains, a table per device."""
-    return [
-        f"{row['N']:6}{row['d']:6}{row['B']:5}{row['repetitions']:4}"
-        f"  {_interval(row['frozen']):30}{_interval(row['control']):30}"
-        for row in sorted(gains(records), key=lambda row: (row["d"], row["N"]))
-    ]
 
 
 def _interval(values: Quartiles) -> str:

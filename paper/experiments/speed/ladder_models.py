@@ -68,7 +68,7 @@ def work(case: Case) -> float:
     return 0.5 * count + BUDGETS[case["device"]].work(count * CALLS[case["device"]] * STEP_SECONDS)
 
 
-line, table = language_models.line, language_models.table
+line = language_models.line
 
 
 def label(case: Case) -> str:

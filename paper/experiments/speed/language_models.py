@@ -4,12 +4,12 @@ The seconds of whole runs say little if several ran at once. Here one process ho
 and trains each for some steps in every repetition, in an order drawn anew.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from ortho.checks import one_of
-from paper.experiments.devices import by_devices, on_cpu
+from paper.experiments.devices import on_cpu
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
@@ -114,16 +114,3 @@ def line(record: Record) -> str:
     step = quartiles(by_arm(record, "step")[BASELINE])[1]
     ends = ", ".join(f"{arm} {middle[arm]:.2f} times" for arm in (least, most))
     return f"{BASELINE} {1e3 * step:.1f} ms a step; {ends} as long"
-
-
-@by_devices(note=": a step over the baseline's, quartiles")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored ratios, a table per device, the quickest arm first."""
-    texts = []
-    for record in records:
-        found = {arm: quartiles(ratios) for arm, ratios in relative(record).items()}
-        texts += [
-            f"{arm:28}{middle:6.2f} [{low:.2f}, {high:.2f}]"
-            for arm, (low, middle, high) in sorted(found.items(), key=lambda item: item[1][1])
-        ]
-    return texts

@@ -6,7 +6,7 @@ run in turn, in an order drawn anew for each repetition, several calls in a row:
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from ortho.checks import one_of, positive_int
 from ortho.heads import split_heads
 from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
@@ -201,17 +200,6 @@ def line(record: Record) -> str:
 def _figures(row: Row) -> str:
     spreads = (f"{phase} {spread(row[phase], 2)}" for phase in PHASES)
     return f"{row['arm']}: {', '.join(spreads)}, FLOPs {row['flops']:.2f}"
-
-
-@by_devices(note=", times as fast as dense matrices")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored ratios, a table per device."""
-    found = sorted(rows(records), key=lambda row: (row["N"], row["d"], ARMS.index(row["arm"])))
-    texts = [f"B={row['B']:<3} N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{_figures(row)}" for row in found]
-    return texts + [
-        f"N={N}: structured ones, forward and backward, are faster from d = {d}"
-        for (_, N), d in crossover(records).items()
-    ]
 
 
 def work(case: Case) -> float:

@@ -12,7 +12,6 @@ from ortho.cost import Cost
 from ortho.cost.models import recomputed
 from ortho.layers.block import TransformerBlock
 from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
@@ -135,20 +134,6 @@ def rows(records: Sequence[Record]) -> list[Row]:
 def line(record: Record) -> str:
     """One case in a line: each arm's time over that of the arm that it is compared with."""
     return ", ".join(f"{row['arm']} x{row['time'][1]:.3f}" for row in rows([record]) if row["arm"] != row["like"])
-
-
-@by_devices(head=f"{'N':>6}{'L':>4}  {'':18}{'time':>8}{'FLOPs':>8}{'peak':>8}")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored steps, a table per device."""
-    return [
-        f"{row['N']:6}{row['L']:4}  {row['arm']:18}{row['time'][1]:8.3f}{_ratio(row['flops']):>8}"
-        f"{_ratio(row['bytes']):>8}"
-        for row in rows(records)
-    ]
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def work(case: Case) -> float:

@@ -16,7 +16,6 @@ from ortho import cost
 from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds
@@ -283,33 +282,3 @@ def line(record: Record, declared: Declared = declared) -> str:
         for row in speedups([record], declared)
     ]
     return "; ".join(parts + failures(record))
-
-
-_HEAD = (
-    f"{'scope':6}{'N':>6}{'d':>6}{'B':>5}  {'setting':27}{'variant':18}{'n':>3}"
-    f"  {'speed-up [q1, q3]':22}{'with optimiser':22}{'FLOP bound':>10}"
-)
-
-
-@by_devices(head=_HEAD, versions=True)
-def table(records: Sequence[Record], declared: Declared = declared) -> list[str]:
-    """The stored speed-ups, a table per device."""
-    order = sorted(records, key=lambda r: (_setting(r["configuration"]), *_size(r["configuration"])))
-    texts = [
-        f"{row['scope']:6}{row['N']:6}{row['d']:6}{row['B']:5}  {_setting(row):27}{row['arm']:18}"
-        f"{row['repetitions']:3}  {spread(row['speedup']):22}{spread(row['speedup_with_optimiser']):22}"
-        f"{row['bound']:10.3f}"
-        for row in speedups(order, declared)
-    ]
-    for record in order:
-        texts += failures(record, f"{_setting(record['configuration'])} N={record['configuration']['N']}: ")
-    return texts
-
-
-def _size(case: Mapping[str, Any]) -> tuple[str, int, int]:
-    return case["scope"], case["d"], case["N"]
-
-
-def _setting(case: Mapping[str, Any]) -> str:
-    words = [case["dtype"], "causal" if case["causal"] else "", "" if case["input_grad"] else "x without gradient"]
-    return " ".join(word for word in words if word)

@@ -1,6 +1,6 @@
 """Softmax attention with the gradient of its values alone, by the exchanged pass, beside PyTorch's with all three."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -12,7 +12,6 @@ from ortho._cost import causal_pairs
 from ortho.attention.softmax.frozen_qk import channels, frozen_qk_attention
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
 from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
 from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
@@ -129,16 +128,6 @@ def line(record: Record) -> str:
 
 def _figures(row: Row, name: str) -> str:
     return f"{name} {spread(row[name])}, FLOPs {row[f'{name}_bound']:.3f}"
-
-
-@by_devices(note=", over PyTorch's kernel")
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored speed-ups, a table per device."""
-    return [
-        f"N={row['N']:<6} d={row['d']:<5} {row['dtype']:9}{'causal' if row['causal'] else '':7} "
-        + "; ".join(_figures(row, name) for name in ("backward", "both"))
-        for row in sorted(rows(records), key=lambda row: (row["d"], row["causal"], row["N"]))
-    ]
 
 
 def work(case: Case) -> float:

@@ -5,7 +5,7 @@ square matrix product runs beside them; a model's step is compared with the rate
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ortho.checks import one_of
 from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
-from paper.experiments.devices import by_devices
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds
@@ -220,16 +219,3 @@ def line(record: Record) -> str:
 
 def _percent(share: float | None) -> str:
     return "?" if share is None else f"{100 * share:.0f} %"
-
-
-_HEAD = f"{'model':14}{'B':>5}  {'variant':10}{'step, ms':>10}{'speed-up':>10}{'bound':>8}{'of matmul':>11}"
-
-
-@by_devices(head=_HEAD)
-def table(records: Sequence[Record]) -> list[str]:
-    """The stored steps, a table per device."""
-    return [
-        f"{row['model']:14}{row['B']:5}  {row['variant']:10}{1e3 * row['seconds'][1]:10.1f}"
-        f"{row['speedup'][1]:10.3f}{row['bound']:8.3f}{_percent(row['of_matmul']):>11}"
-        for row in rows(records)
-    ]
