@@ -75,14 +75,14 @@ KINDS = {
 }
 
 
-def band(length, width, tile, block, *, relative=False):
+def band(length, width, tile, block):
     """The keys 0 to `width` - 1 places before a query, in spans."""
     queries, keys = consecutive(0, length, tile), consecutive(0, length, block)
     i = tile * torch.arange(len(queries))[:, None]
     low, high = (i - width + 1).clamp(min=0) // block, (i + tile - 1).clamp(max=length - 1) // block
     table = low + torch.arange(int((high - low).max()) + 1)
     table = table.masked_fill(table > high, ABSENT)
-    return BlockMask(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width), relative)
+    return BlockMask(queries, keys, table, lambda i, j: (i - j >= 0) & (i - j < width))
 
 
 def dilated(length, width, step, block):
@@ -96,7 +96,7 @@ def dilated(length, width, step, block):
     table = torch.cat([t, (t - 1).clamp(min=ABSENT)], 1)
     allowed = lambda i, j: (i >= j) & ((i - j) % step == 0) & (i - j < width * step)  # noqa: E731
     assert width <= block + 1
-    return BlockMask(order, order, table, allowed, relative=True)
+    return BlockMask(order, order, table, allowed)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Parity(Pattern):
             return self.rule(is_causal)(i, j) & ((i - j) % 2 != 0)
 
         return (
-            BlockMask(queries, others, table, even, relative=False),
+            BlockMask(queries, others, table, even),
             BlockMask(queries, others, nothing),
             BlockMask(queries, others, table, before),
         )

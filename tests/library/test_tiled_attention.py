@@ -110,7 +110,7 @@ def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
     """Equal tiles share what is computed for one, however many are worked on together; tiles at the ends differ."""
     monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
     for length, width, tile, block in ((40, 5, 4, 4), (41, 9, 4, 4), (40, 8, 2, 4), (37, 7, 8, 2), (40, 1, 4, 4)):
-        part = band(length, width, tile, block, relative=True)
+        part = band(length, width, tile, block)
         kept = compare([part], operands(length=length, keys=length))
         i, j = torch.arange(length)[:, None], torch.arange(length)
         assert torch.equal(kept[0], (i >= j) & (i - j < width))
@@ -124,7 +124,7 @@ def test_pairs_that_depend_on_distance_alone(monkeypatch, scores):
 def test_gradients_of_some():
     """If only v needs a gradient, the scores' gradients are not computed. Whichever gradients are asked for are the
     same, for operands in any layout and for an upstream gradient that is one number everywhere."""
-    parts = [band(N, 6, 4, 4, relative=True), drawn_part(torch.Generator().manual_seed(0), queries=(4, SHUFFLED))]
+    parts = [band(N, 6, 4, 4), drawn_part(torch.Generator().manual_seed(0), queries=(4, SHUFFLED))]
     parts[1] = parts[1]._replace(allowed=lambda i, j: j > i)
     leaves = operands(keys=N)
     whole = torch.autograd.grad(tiled_attention(*leaves, parts, scale=1.0).sum(), leaves)
@@ -191,7 +191,7 @@ def many_parts(length):
     g = torch.Generator().manual_seed(0)
     order = torch.randperm(length, generator=g)[: length // 4 * 4].unflatten(0, (-1, 4))
     far = BlockMask(order, order, torch.arange(len(order))[:, None], lambda i, j: i - j >= 16)
-    return [band(length, 12, 8, 8, relative=True), far]
+    return [band(length, 12, 8, 8), far]
 
 
 def test_no_more_is_made_at_once():

@@ -24,14 +24,13 @@ class BlockMask(NamedTuple):
     `queries` (T, B) are the positions of the queries in tiles, and `keys` (S, C) those of the keys in blocks, each
     token at most once; a place without a token is `ABSENT`. `table` (T, W) lists the blocks that each tile reads, each
     at most once, before any `ABSENT`. `allowed(i, j)` says which pairs count, for positions that broadcast; None allows
-    all. `relative` says that the rule depends on i - j alone.
+    all.
     """
 
     queries: Tensor
     keys: Tensor
     table: Tensor
     allowed: Rule | None = None
-    relative: bool = False
 
     @property
     def computed_pairs(self) -> int:
@@ -41,12 +40,10 @@ class BlockMask(NamedTuple):
     def hidden(self, T: slice, blocks: Tensor, mask: Tensor | None, start: int) -> Tensor:
         """True for pairs that do not count, for the tiles T with the `blocks` (c, w) that they read.
 
-        Returns (1 or g, c, B, w C), or (1, 1, B, w C) if the tiles are alike. `mask` (1 or g, N or 1, M or 1) is the
-        mask of these sequences, True = attend; the first query is at position `start`.
+        Returns (1 or g, c, B, w C). `mask` (1 or g, N or 1, M or 1) is the mask of these sequences, True = attend; the
+        first query is at position `start`.
         """
         i, j = self.queries[T], self.keys[blocks].flatten(1)
-        if self.relative and mask is None and _alike(i, j):
-            i, j = i[:1], j[:1]
         i, j = i[:, :, None], j[:, None, :]
         hidden = (i < 0) | (j < 0)
         if self.allowed is not None:
@@ -55,13 +52,6 @@ class BlockMask(NamedTuple):
             return hidden[None]
         rows, columns = (i - start).clamp(min=0) * int(mask.shape[1] > 1), j.clamp(min=0) * int(mask.shape[2] > 1)
         return hidden | ~mask[:, rows, columns]
-
-
-def _alike(i: Tensor, j: Tensor) -> bool:
-    """Whether all places of these tiles, (c, B) and (c, w C), hold tokens, at the same distances in each tile."""
-    places = torch.cat([i, j], 1)
-    apart = places - places[:, :1]
-    return bool((places >= 0).all()) and bool((apart == apart[0]).all())
 
 
 def consecutive(first: int, stop: int, block: int, device: torch.device | None = None) -> Tensor:
@@ -108,7 +98,6 @@ def band(
     *,
     keys: tuple[int, int] | None = None,
     tile: int = TILE,
-    relative: bool = False,
 ) -> BlockMask:
     """The block mask in which each query of a section reads the keys from low(i) to high(i); in a causal call up to i.
 
@@ -123,4 +112,4 @@ def band(
     highest = section.last_keys(torch.full_like(i, end) if high is None else high(last), last).clamp(max=end - 1)
     table = block_ranges(lowest // block - start // block, highest // block - start // block)
     queries, blocks = (consecutive(*some, section.device) for some in ((first, stop, tile), (start, end, block)))
-    return BlockMask(queries, blocks, table, section.rule(allowed), relative)
+    return BlockMask(queries, blocks, table, section.rule(allowed))

@@ -48,7 +48,7 @@ class Blocks(Pattern):
             return _split(queries, blocks, [[*rows[own]] for own in owns])
         earlier = _split(queries, blocks, [[b for b in rows[own] if b < own] for own in owns])
         diagonal = _table([[b for b in rows[own] if b == own] for own in owns], device)
-        return *earlier, BlockMask(queries, blocks, diagonal, section.rule(None), relative=True)
+        return *earlier, BlockMask(queries, blocks, diagonal, section.rule(None))
 
 
 def _split(queries: Tensor, keys: Tensor, rows: list[list[int]]) -> tuple[BlockMask, ...]:

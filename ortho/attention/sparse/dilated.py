@@ -61,7 +61,7 @@ class NeitherFarNorMultiple(Pattern):
 
     def block_masks(self, section: Section) -> tuple[BlockMask, ...]:
         reach = self.reach - 1
-        return (band(section, lambda i: i - reach, lambda i: i + reach, self.allowed, relative=True),)
+        return (band(section, lambda i: i - reach, lambda i: i + reach, self.allowed),)
 
 
 SOURCE = "Beltagy et al. 2020, arXiv:2004.05150"

@@ -52,7 +52,7 @@ class FixedColumns(Pattern):
         if high is not None:
             highest = torch.minimum(highest, high((i + tile - 1).clamp(max=stop - 1)))
         table, blocks = block_ranges(torch.zeros_like(i), highest), j.masked_fill(j >= keys, ABSENT)
-        return BlockMask(consecutive(first, stop, tile, device), blocks, table, rule, relative=True)
+        return BlockMask(consecutive(first, stop, tile, device), blocks, table, rule)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Fixed(Pattern):
         alone = is_causal and self.stride % tile_width(self.stride) == 0  # tiles lie in one block: `high` is exact
         rule = None if alone else others
         columns = FixedColumns(self.stride, self.summaries).read(section, high if is_causal else None, rule)
-        return *BlockedWindow(self.stride).block_masks(section), columns._replace(relative=False)
+        return *BlockedWindow(self.stride).block_masks(section), columns
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"

@@ -41,7 +41,7 @@ class GlobalLocal(Pattern):
         if later < stop and self.tokens < keys:
             near, rule = section._replace(first=later), Window(self.width).allowed
             between = (self.tokens, keys)
-            found.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between, relative=True))
+            found.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between))
         return tuple(found)
 
 

@@ -90,7 +90,7 @@ def residue_band(section: Section, step: int, low: Bound, high: Bound, allowed: 
     table = block_ranges(low(s).clamp(min=0) // block, highest.masked_fill(starts >= stop, ABSENT))
     table = torch.where(table < 0, ABSENT, table + own[:, None] * (j.shape[1] // block))
     tiles, blocks = i.masked_fill(i >= stop, ABSENT), j.masked_fill(j >= keys, ABSENT).view(-1, block)
-    return BlockMask(tiles, blocks, table, section.rule(allowed), relative=True)
+    return BlockMask(tiles, blocks, table, section.rule(allowed))
 
 
 SOURCE = "Child et al. 2019, arXiv:1904.10509"

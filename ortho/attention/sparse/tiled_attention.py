@@ -157,7 +157,7 @@ class _Blocked:
         return scores
 
     def _hidden(self, tiles: "_Tiles") -> Tensor:
-        """The pairs to hide, (1 or g, 1 or c, B, w C); found once if all sequences share them."""
+        """The pairs to hide, (1 or g, c, B, w C); found once if all sequences share them."""
         if self.mask is not None and len(self.mask) > 1:
             return self.of.hidden(tiles.T, tiles.blocks, self.mask[tiles.G], self.start)
         if self._last is None or self._last[0] != tiles.T:

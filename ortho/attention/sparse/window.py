@@ -34,7 +34,7 @@ class Window(Pattern):
         def near(i: Tensor, j: Tensor) -> Tensor:
             return (i - j).abs() <= reach
 
-        return (band(section, lambda i: i - reach, lambda i: i + reach, near, tile=self.tile, relative=True),)
+        return (band(section, lambda i: i - reach, lambda i: i + reach, near, tile=self.tile),)
 
     def computed_pairs(self, N: Size, *, is_causal: bool = False, last: bool = False) -> Size:
         """Takes symbols, too: N is then a multiple of `TILE`, and longer than the window reaches."""
