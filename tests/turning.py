@@ -95,6 +95,8 @@ def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytes
     """The claim, judged by evidence modules that are imported after the changes; `monkeypatch` undoes everything."""
     _ledger()._import()  # so that all modules come back
     in_chapter = claim_id not in _ledger()._evidence
+    if in_chapter:  # nothing must be imported for the first time, and so for good, in the broken world
+        _import_sound(claim_id)
     home = "" if in_chapter else _ledger()._evidence[claim_id][0].__module__
     anew = Ledger(catalogue())
     monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
@@ -126,11 +128,8 @@ def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytes
 def judged_by_cells(claim_id: str, changes: Mapping[str, Change]) -> Entry:
     """The claim, judged by the cell of its chapter, after those cells that define what it reads. Names that cells
     define are changed as soon as they are defined."""
-    (row,) = (row for name, row in verdicts().items() if name == claim_id)
-    cells = json.loads((ROOT / "notebooks" / f"{row['chapter']}.ipynb").read_text(encoding="utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    names = [cell["id"] for cell in cells if cell["cell_type"] == "code"]
-    wanted = [at := names.index(row["code"])]
+    chapter, sources = _cells(claim_id)
+    wanted = [at := len(sources) - 1]
     reads = _reads(sources[at])
     for before in reversed(range(at)):
         if made := _makes(sources[before]) & reads:
@@ -141,9 +140,9 @@ def judged_by_cells(claim_id: str, changes: Mapping[str, Change]) -> Entry:
     for source in map(sources.__getitem__, wanted):
         for statement in ast.parse(source).body:
             if isinstance(statement, ast.Expr):
-                shown = eval(compile(ast.Expression(statement.value), row["chapter"], "eval"), world)
+                shown = eval(compile(ast.Expression(statement.value), chapter, "eval"), world)
             else:
-                exec(compile(ast.Module([statement], []), row["chapter"], "exec"), world)
+                exec(compile(ast.Module([statement], []), chapter, "exec"), world)
             for target in [target for target in left if target.partition("[")[0] in world]:
                 name, _, key = target.removesuffix("]").partition("[")
                 if key:
@@ -153,6 +152,22 @@ def judged_by_cells(claim_id: str, changes: Mapping[str, Change]) -> Entry:
     assert not left, f"names that no cell defines: {list(left)}"
     (entry,) = (entry for entry in shown.entries if entry.id == claim_id)
     return entry
+
+
+def _cells(claim_id: str) -> tuple[str, list[str]]:
+    """The chapter that judges the claim, and its code cells up to the one that does."""
+    row = verdicts()[claim_id]
+    cells = json.loads((ROOT / "notebooks" / f"{row['chapter']}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
+    names = list(code)
+    return row["chapter"], list(code.values())[: names.index(row["code"]) + 1]
+
+
+def _import_sound(claim_id: str) -> None:
+    """Import all that the cells up to the one that judges a claim import."""
+    for source in _cells(claim_id)[1]:
+        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(imports, []), claim_id, "exec"), {})
 
 
 def _symbols(source: str) -> symtable.SymbolTable:
