@@ -40,6 +40,8 @@ def check_options(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             function(q, q, q, is_causal=mechanism.causal, **given)
     except Exception as error:
+        if any(str(error).startswith(f"{name}: ") for name in given):
+            raise
         got = f"{described(mechanism.name, options)}: {error}"
         raise ValueError(f"{', '.join(options)}: expected what the attention can be called with, got {got}") from error
     return given
@@ -65,7 +67,7 @@ def described(attention: Any, options: Mapping[str, Any]) -> str:
     name = attention if isinstance(attention, str) else _name(attention)
     shown = (
         f"{key}={value!r}" if not torch.is_tensor(value) else f"{key}={describe(value)}"
-        for key, value in options.items()
+        for key, value in (getattr(attention, "keywords", {}) | dict(options)).items()
     )
     return ", ".join([name, *shown])
 

@@ -134,7 +134,8 @@ LAYERS = [
     (lambda: layer(batch_first=False), r"batch_first: expected True, as x is \(B, N, d\), got False"),
     (
         lambda: layer(attention="linear", chunk="a"),
-        "chunk: expected what the attention can be called with, got linear, chu",
+        "chunk: expected an integer of at least 1, got str 'a'",
+        TypeError,
     ),
     (lambda: layer(attention=attention.softmax_attention, width=3), "options: expected none, got 'width'", TypeError),
     (lambda: new_cache("delta", 4, width=3), "options: expected one of .*, got 'width', with the attention", TypeError),
