@@ -1,7 +1,8 @@
-"""What functions with a hand-written backward pass share, and those that depend on values or on sizes as integers."""
+"""What functions with a hand-written backward pass share, those that depend on values, and those that draw."""
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -64,6 +65,25 @@ class _Once(torch.autograd.Function):
 def differentiable_once(x: Tensor) -> Tensor:
     """x, whose gradient refuses to be differentiated: for operations whose second derivative PyTorch gets wrong."""
     return _Once.apply(x)
+
+
+def drawn_once(draw: F) -> F:
+    """`draw`, which draws once for each set of arguments.
+
+    A separate thread draws: no mode of the caller (inference, a default device, counting of operations) may affect what
+    outlives the call. `torch.compile` breaks its graph there, unless an earlier call has drawn.
+    """
+    kept: dict[Any, Any] = {}
+
+    @wraps(draw)
+    def call(*key: Any) -> Any:
+        if key not in kept:
+            with ThreadPoolExecutor(1) as thread:
+                kept[key] = thread.submit(draw, *key).result()
+        return kept[key]
+
+    call.kept = kept  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 def uncompiled(function: F) -> F:

@@ -163,7 +163,7 @@ def test_default_rows(m, K):
     for block in expected.split(K):
         direction = block / block.norm(dim=-1, keepdim=True)
         torch.testing.assert_close(direction @ direction.mT, torch.eye(len(block)).double(), atol=1e-13, rtol=0)
-    favor._drawn.clear()
+    default_rows.kept.clear()
     state = torch.random.get_rng_state()
     for dtype in (torch.float64, torch.float32):
         first = default_rows(m, K, dtype, torch.device("cpu"))
@@ -177,13 +177,13 @@ def test_default_rows_are_what_maps_have(name):
     """Default rows are the same in every call, whatever mode the first one was made in: 256 features, or `count`."""
     q, k, v = (draw(2, 5, 4, seed=s).requires_grad_() for s in range(3))
     attend = partial(linear_attention, feature_map=MAPS[name]())
-    favor._drawn.clear()
+    default_rows.kept.clear()
     with torch.inference_mode():
         first = attend(q.detach(), k.detach(), v.detach())
     o = attend(q, k, v)
     o.sum().backward()  # an inference tensor could not be saved for it
     assert torch.equal(o, first)
-    favor._drawn.clear()
+    default_rows.kept.clear()
     cold = flops_of(attend, q, k, v)
     assert cold == flops_of(attend, q, k, v)
     drawn = FEATURES // (2 if name == "rff" else 1)

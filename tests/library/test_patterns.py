@@ -278,7 +278,7 @@ def test_errors():
 
 
 def test_draws_know_nothing_of_the_caller_s_transform():
-    block_sparse._drawn.cache_clear()
+    block_sparse._drawn.kept.clear()
     block_sparse._both.cache_clear()
     x = draw(3, 2, 130, 4)
     attend = partial(pattern_attention_reference, pattern=BigBird(64))

@@ -28,7 +28,6 @@ from ortho.attention.dynamic_sparse.selection import (
     attend_to_mask,
     best_positions,
     continued,
-    drawn_once,
     first_position,
     flat,
     mask_function,
@@ -37,7 +36,7 @@ from ortho.attention.dynamic_sparse.selection import (
     positions,
     products,
 )
-from ortho.attention.kernel import uncompiled
+from ortho.attention.kernel import drawn_once, uncompiled
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import masked_softmax
 
@@ -203,13 +202,18 @@ def _within_clusters(call: Call, of_queries: Int[Tensor, "G c n"], of_keys: Int[
 def _centroids(centroids: Tensor | None, q: Tensor) -> Float[Tensor, "... clusters K"]:
     """The centroids, or the default ones, in float32 at least."""
     if centroids is None:
-        return drawn_once("routing", draw_centroids, SEED, q)
+        return _default_centroids(q.shape[-1], torch.promote_types(q.dtype, torch.float32), q.device)
     shape, lead = tuple(centroids.shape), tuple(q.shape[:-2])
     fits = centroids.dim() >= 2 and shape[-1] == q.shape[-1] and 0 not in shape
     if not fits or shape[:-2] != lead[len(lead) - len(shape) + 2 :]:
         wanted = f"(clusters, {q.shape[-1]}), with leading axes like the last of {lead} or none"
         raise ValueError(f"centroids: expected shape {wanted}, got {shape}")
     return centroids.detach().to(q.device, torch.promote_types(q.dtype, torch.float32))
+
+
+@drawn_once
+def _default_centroids(K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return draw_centroids(K, generator=torch.Generator().manual_seed(SEED)).to(device, dtype)
 
 
 def draw_centroids(

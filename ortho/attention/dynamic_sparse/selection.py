@@ -6,7 +6,6 @@ Definitions work on the leading axes of the caller; fast forms on G sequences, `
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -184,22 +183,6 @@ def mask_of(positions: Int[Tensor, "*batch N k"], M: int) -> Bool[Tensor, "*batc
     """True at these positions."""
     mask = torch.zeros(*positions.shape[:-1], M + 1, dtype=torch.bool, device=positions.device)
     return mask.scatter(-1, torch.where(positions < 0, M, positions), True)[..., :M]  # not in place, for vmap
-
-
-_drawn: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
-
-
-def drawn_once(name: str, draw: Callable[..., Tensor], seed: int, x: Float[Tensor, "*batch N K"]) -> Tensor:
-    """draw(K, generator=...), in float32 at least, on the device of x: drawn once for each width, dtype and device.
-
-    A separate thread draws, as in `favor.default_rows`, so that no mode of the caller affects what outlives the call.
-    """
-    key = (name, x.shape[-1], torch.promote_types(x.dtype, torch.float32), x.device)
-    if key not in _drawn:
-        with ThreadPoolExecutor(1) as thread:
-            generator = torch.Generator().manual_seed(seed)
-            _drawn[key] = thread.submit(lambda: draw(key[1], generator=generator).to(x.device, key[2])).result()
-    return _drawn[key]
 
 
 def leaked_pairs(select: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:

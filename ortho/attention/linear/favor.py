@@ -11,7 +11,6 @@ so nothing leaks from the future, and nothing is added that would not cancel. Si
 divisors, they are constants to autograd.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from ortho import checks
 from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, Tensor
+from ortho.attention.kernel import drawn_once
 from ortho.attention.linear.feature_maps import FeatureMap, Features
 from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale
@@ -51,25 +51,11 @@ def orthogonal_features(
     return torch.cat(blocks)[:m] * lengths
 
 
-_drawn: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
-
-
+@drawn_once
 def default_rows(m: int, K: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The orthogonal rows (m, K) for a map without rows of its own, drawn once for each size, dtype and device.
-
-    A separate thread draws them: they outlive the call, so no mode of the caller (inference, a default device,
-    operation counting) may affect them. `torch.compile` breaks its graph there, unless an earlier call has drawn them.
-    """
-    key = (m, K, dtype, device)
-    if key not in _drawn:
-
-        def draw() -> Tensor:
-            generator = torch.Generator().manual_seed(SEED)
-            return orthogonal_features(m, K, generator=generator, dtype=torch.float64).to(device, dtype)
-
-        with ThreadPoolExecutor(1) as thread:
-            _drawn[key] = thread.submit(draw).result()
-    return _drawn[key]
+    """The orthogonal rows (m, K) for a map without rows of its own."""
+    generator = torch.Generator().manual_seed(SEED)
+    return orthogonal_features(m, K, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 class RandomFeatureMap(FeatureMap):

@@ -1,7 +1,6 @@
 """Block-sparse attention: any table of pairs of blocks; and BigBird's (Zaheer et al. 2020, arXiv:2007.14062)."""
 
 from abc import abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ortho import checks
+from ortho.attention.kernel import drawn_once
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask, Section, consecutive
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 
@@ -133,22 +133,16 @@ def _both(queries: int, keys: int, reach: int, leading: int, random: int, seed: 
     return tuple(tuple(sorted(b for b in row if b < keys)) for row in rows[:queries])
 
 
-@lru_cache
+@drawn_once
 def _drawn(count: int, reach: int, leading: int, random: int, seed: int) -> Rows:
-    """For each of the first `count` blocks: the blocks before it that it attends to. Drawn in a thread of its own, so
-    that no mode of the caller affects what outlives the call."""
-
-    def draw() -> Rows:
-        rows, generator = [], torch.Generator().manual_seed(seed)
-        for t in range(count):
-            near = max(0, t - reach + 1)
-            far = max(0, near - leading)  # blocks between the leading and the near ones
-            drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
-            rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
-        return tuple(rows)
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(draw).result()
+    """For each of the first `count` blocks: the blocks before it that it attends to."""
+    rows, generator = [], torch.Generator().manual_seed(seed)
+    for t in range(count):
+        near = max(0, t - reach + 1)
+        far = max(0, near - leading)  # blocks between the leading and the near ones
+        drawn = torch.randperm(far, generator=generator, device="cpu")[:random] + leading
+        rows.append((*range(min(leading, near)), *drawn.tolist(), *range(near, t)))
+    return tuple(rows)
 
 
 SOURCE = "Zaheer et al. 2020, arXiv:2007.14062"
