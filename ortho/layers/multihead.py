@@ -269,9 +269,9 @@ class MultiheadAttention(nn.Module):
     def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
         """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
 
-        `kwargs` are this class's other arguments, except those that the layer decides (`num_heads`, `num_kv_heads`,
-        `head_dim` and `bias`): `projection` "frozen" freezes the weights of queries and keys, and `attention` chooses
-        another mechanism. Masks have the opposite sense: here True is "may attend".
+        `kwargs` are this class's arguments other than sizes and `bias`, which the layer decides: `projection` "frozen"
+        freezes the weights of queries and keys, and `attention` chooses another mechanism. Masks have the opposite
+        sense: here True is "may attend".
 
         Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
         `add_zero_attn`, or without `batch_first`, and for a projection that is not defined by matrices.
@@ -288,10 +288,6 @@ class MultiheadAttention(nn.Module):
             how = "set layer.batch_first = True if it will be called with x (B, N, d), as this layer is"
             raise ValueError(f"layer: expected one with batch_first, got False: {how}")
         biased = layer.in_proj_bias is not None
-        decided = {"num_heads": layer.num_heads, "num_kv_heads": layer.num_heads, "head_dim": layer.head_dim}
-        for name, own in (*decided.items(), ("bias", biased)):
-            given = kwargs.pop(name, None)
-            checks.expect(given is None or given == own, name, f"the layer's own, {own}", given)
         made = cls(d, layer.num_heads, bias=biased, **{"dropout": layer.dropout, **kind, **kwargs})
         parts = ("projection.{}_q", "projection.{}_k", "{}_v", "{}_o")
         state = dict(zip(parts, (*w.chunk(3), layer.out_proj.weight), strict=True))
@@ -314,15 +310,14 @@ class MultiheadAttention(nn.Module):
         if self.num_kv_heads != self.num_heads:
             raise ValueError(f"num_kv_heads: expected num_heads = {self.num_heads}, got {self.num_kv_heads}")
         checks.expect(self.head_dim * self.num_heads == self.d_model, "head_dim", "d_model / num_heads", self.head_dim)
-        w, biases = self.weight_o, [b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None]
-        kind: dict[str, Any] = {"bias": bool(biases), "dtype": w.dtype, "device": w.device}
+        w = self.weight_o
+        state = {"in_proj_weight": torch.cat([made.weight_q, made.weight_k, self.weight_v]), "out_proj.weight": w}
+        if self.bias_o is not None:
+            state["in_proj_bias"] = torch.cat([b for b in (made.bias_q, made.bias_k, self.bias_v) if b is not None])
+            state["out_proj.bias"] = self.bias_o
+        kind: dict[str, Any] = {"bias": self.bias_o is not None, "dtype": w.dtype, "device": w.device}
         layer = nn.MultiheadAttention(self.d_model, self.num_heads, self.dropout, batch_first=True, **kind)
-        with torch.no_grad():
-            layer.in_proj_weight.copy_(torch.cat([made.weight_q, made.weight_k, self.weight_v]))
-            layer.out_proj.weight.copy_(self.weight_o)
-            if self.bias_o is not None:
-                layer.in_proj_bias.copy_(torch.cat(biases))
-                layer.out_proj.bias.copy_(self.bias_o)
+        layer.load_state_dict(state)
         return layer.train(self.training)
 
     def extra_repr(self) -> str:
