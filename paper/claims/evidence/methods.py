@@ -20,7 +20,6 @@ from ortho.layers.synthesizer import Random, SynthesizerAttention
 from paper import experiments, memory
 from paper.claims.evidence.does_freezing_hold import frozen_lose_nothing
 from paper.claims.evidence.frozen_layer import linear_backward
-from paper.claims.evidence.linear_attention import reordering
 from paper.claims.figures import show
 from paper.claims.ledger import evidence, evidence_table
 from paper.claims.rules import CONFIGURATION, all_of, contradiction, counted, growth, growth_where, holds, region
@@ -34,6 +33,7 @@ from paper.claims.shared.common import (
     seeded,
     without_records,
 )
+from paper.claims.shared.linear_attention import reordering
 from paper.claims.verdicts import Finding, Parts
 from paper.experiments.learning import synthetic
 
