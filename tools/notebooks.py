@@ -13,24 +13,22 @@ pages that show these times run last, and run again when one changes. Those that
 """
 
 import argparse
-import atexit
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
 from tools.stored import TIMING_TAG, code_cells, digests, faults, output_digests, stored_digests
@@ -119,12 +117,6 @@ def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
 
 def run(nb: NotebookNode, path: Path) -> None:
     """Run all cells in a new kernel, in the notebook's own folder, storing outputs in `nb`."""
-    position = -1
-
-    def on_cell_start(cell_index: int, **_: Any) -> None:
-        nonlocal position
-        position = cell_index
-
     for cell in code_cells(nb):
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
@@ -134,34 +126,17 @@ def run(nb: NotebookNode, path: Path) -> None:
         timeout=CELL_TIMEOUT,
         record_timing=False,
         coalesce_streams=True,
-        on_cell_start=on_cell_start,
         shutdown_kernel="immediate",  # as nbval does: an orderly shutdown takes a kernel more than a second
     )
-    with tempfile.TemporaryFile() as log:  # what the kernel itself says: of interest only if it dies
-        try:
-            client.execute(cleanup_kc=True, stderr=log, env=environment(path))
-            return
-        except CellExecutionError as error:
-            reason = f"{error.ename}: {error.evalue}{raising_line(nb.cells[position])}"
-        except CellTimeoutError:
-            reason = f"still running after {CELL_TIMEOUT} s"
-        except RuntimeError as error:  # the kernel's: one that died, or never came up
-            atexit.unregister(client._cleanup_kernel)  # left behind by nbclient for a kernel that never came up
-            log.seek(0)
-            what = "the kernel died" if isinstance(error, DeadKernelError) else str(error)
-            reason = "\n".join([what, *log.read().decode(errors="replace").strip().splitlines()[-3:]])
-    place = f"cell {position} ({nb.cells[position].get('id', 'no id')})" if position >= 0 else "before the first cell"
-    raise NotebookError("\n    ".join(f"{title(path)}, {place}: {reason}".splitlines()))
-
-
-def raising_line(cell: NotebookNode) -> str:
-    """The line of the cell at which it raised, as IPython's traceback marks it."""
-    for output in cell.outputs:
-        if output.output_type == "error":
-            traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback))
-            if mark := re.search(r"^-+> ?(\d+) ?(.*)$", traceback, re.MULTILINE):
-                return f"\nline {mark[1]}: {mark[2].strip()}"
-    return ""
+    try:
+        client.execute(cleanup_kc=True, stderr=subprocess.DEVNULL, env=environment(path))
+    except (
+        CellExecutionError,
+        CellTimeoutError,
+        RuntimeError,
+    ) as error:  # the last: a kernel that died or never came up
+        last = [text for text in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if text.strip()][-12:]
+        raise NotebookError("\n    ".join([f"{title(path)} failed:", *last])) from error
 
 
 def normalise(nb: NotebookNode) -> None:
