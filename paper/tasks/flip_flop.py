@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 
-from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Draw, Task
 
 WRITE, IGNORE, READ, ANSWER = 0, 2, 4, 5  # the first token of each kind
@@ -23,14 +22,8 @@ RANGES = ((1, 64), (65, 128), (129, 256), (257, 512))  # of tokens; a test asks 
 def draw(count: int, generator: torch.Generator, *, ignored: float, first: int = 1, last: int = TRAINED) -> Batch:
     """`count` sequences of `last` tokens; a share `ignored` is ignored and half of the others write. Reads are asked
     for from token `first` on.
-
-    Raises TypeError or ValueError for sizes below 1, a `first` after the `last` and an `ignored` outside (0, 1).
     """
-    if positive_int("first", first) > positive_int("last", last):
-        raise ValueError(f"first: expected at most last = {last}, got {first}")
-    if not 0 < ignored < 1:
-        raise ValueError(f"ignored: expected a share in (0, 1), got {ignored}")
-    shape = positive_int("count", count), last
+    shape = count, last
     kinds, bits = torch.rand(shape, generator=generator), torch.randint(2, shape, generator=generator)
     reads, writes = kinds < (1 - ignored) / 2, kinds >= (1 + ignored) / 2
     writes[:, 0], reads[:, 0] = True, False

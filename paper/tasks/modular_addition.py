@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 
-from ortho.checks import probability
 from paper.tasks.task import NONE, Batch, Task, any_of, first_of
 
 
@@ -22,14 +21,10 @@ def task(*, modulus: int = 97, trained: float = 0.5, split: int = 0) -> Task:
     A share `trained` of the pairs, orders not counted, is trained on, with replacement. Of the others one half is for
     validation and one for the test, which give their first examples whatever the generator, and raise ValueError for
     more than there are. `split` is the seed that says which pair is in which part.
-
-    Raises TypeError or ValueError for a `modulus` below 1, a `trained` outside [0, 1), and where a part has no pair.
     """
     total = modulus * (modulus + 1) // 2
-    most = round(probability("trained", trained) * total)
+    most = round(trained * total)
     middle = most + (total - most) // 2
-    if not 0 < most < middle:
-        raise ValueError(f"trained: expected a share that leaves pairs for all parts, of {total}, got {trained}")
     generator = torch.Generator().manual_seed(split)
     pairs = torch.triu_indices(modulus, modulus).T[torch.randperm(total, generator=generator)]
     seen, chosen_by, unseen = (_both(part, generator) for part in pairs.tensor_split([most, middle]))

@@ -17,19 +17,12 @@ from functools import partial
 import torch
 from torch.nn.functional import one_hot
 
-from ortho.checks import positive_int, probability
 from paper.tasks.task import NONE, Batch, Task
 
 
 def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 0.75) -> Task:
-    """The task with contexts of `order` symbols, in sequences of `length` tokens.
-
-    Raises TypeError or ValueError for sizes below 1, for a `length` of `order` + 1 or less, in which no context comes
-    twice, and for `likely` outside [0, 1).
-    """
-    if length <= order + 1:
-        raise ValueError(f"length: expected more than order + 1 = {order + 1}, got {length}")
-    draw = partial(_draw, order=order, length=length, symbols=symbols, likely=probability("likely", likely))
+    """The task with contexts of `order` symbols, in sequences of `length` tokens."""
+    draw = partial(_draw, order=order, length=length, symbols=symbols, likely=likely)
     return Task(
         name="ngrams",
         title=f"likeliest symbol after {order} others, in {length} tokens of {symbols} symbols",
@@ -44,7 +37,7 @@ def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 
 
 def _draw(count: int, generator: torch.Generator, *, order: int, length: int, symbols: int, likely: float) -> Batch:
     contexts = symbols**order
-    favourites = torch.randint(symbols, (positive_int("count", count), contexts), generator=generator)
+    favourites = torch.randint(symbols, (count, contexts), generator=generator)
     tokens = torch.randint(symbols, (length, count), generator=generator)  # what follows where the favourite does not
     kept = torch.rand(length, count, generator=generator) < likely
     context = torch.zeros(count, dtype=torch.long)

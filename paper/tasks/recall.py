@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from ortho.checks import positive_int
 from paper.tasks.task import NONE, Batch, Draw, Task, orders
 
 KEYS, VALUES = 16, 8
@@ -22,15 +21,8 @@ LONGEST = (max(WRITES.values()) + 1) * max(PAIRS)
 
 
 def draw(count: int, generator: torch.Generator, *, pairs: int, writes: int) -> Batch:
-    """`count` sequences: each of `pairs` keys is written `writes` times, with values that differ, then asked for.
-
-    Raises TypeError or ValueError for sizes below 1, and for more pairs than keys or more writes than values.
-    """
-    for name, value, most in (("pairs", pairs, KEYS), ("writes", writes, VALUES)):
-        if positive_int(name, value) > most:
-            raise ValueError(f"{name}: expected at most {most}, got {value}")
-
-    keys = orders(positive_int("count", count), KEYS, generator=generator)[:, :pairs]
+    """`count` sequences: each of `pairs` keys is written `writes` times, with values that differ, then asked for."""
+    keys = orders(count, KEYS, generator=generator)[:, :pairs]
     values = orders(count, pairs, VALUES, generator=generator)[..., :writes]
     values = values.transpose(1, 2).flatten(1)  # every key's first, every key's second, ...
     order = orders(count, writes * pairs, generator=generator)
