@@ -1,9 +1,6 @@
 """Softmax attention over some pairs, chosen by position or by content."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Any, NamedTuple
 
 from ortho._cost import Cost, product
 from ortho._typing import Size
@@ -41,62 +38,45 @@ def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
     return tiled_cost(call, pairs, last)
 
 
-class Selecting(NamedTuple):
-    """The cost of a call on one sequence: choosing pairs, and attending to them. The positions and tables that say what
-    was selected are not counted."""
+def chosen_cost(
+    call: CostedCall,
+    work: Size,
+    last: Size,
+    *,
+    choosing: Size = 0,
+    last_choosing: Size = 0,
+    keys: Size = None,
+    beside: int = 0,
+) -> Cost:
+    """The cost of FLOPs for `choosing` the pairs of a sequence, and of attending to them.
 
-    choosing: Size  # FLOPs
-    last_choosing: Size  # FLOPs for the last query alone
-    work: Size  # pairs computed by the fast form
-    last_work: Size
-    keys: Size  # of the state
-    numbers: Size = 0  # of the state besides keys and values, in float32 at least
-    integers: Size = 0
-
-
-def selection_cost(selecting: Callable[..., Selecting]) -> Callable[..., Cost]:
-    """The closed form of one self-attention call, in either form, made from a function of N and K for one sequence.
-
-    The reference form computes all pairs, the fast one only the work of the block_masks.
+    The reference form attends to all pairs, the fast form to `work` of them; `last` and `last_choosing` are for the
+    last query alone. The state is `keys` keys and values, by default N, with `beside` bytes for each; the positions
+    that say what was selected are not counted.
     """
-
-    @wraps(selecting)
-    def cost(call: CostedCall, **options: Any) -> Cost:
-        (G, N, K, V), itemsize = call.sizes, call.itemsize
-        spent = selecting(N, K, form=call.form, causal=call.causal, **options)
-        fast = call.form == "fast"
-        attending = tiled_cost(call, spent.work, spent.last_work) if fast else materialised_cost(call)
-        held = itemsize * spent.keys * (K + V) + call.item * spent.numbers + 8 * spent.integers
-        return replace(attending, state_bytes=G * held) + Cost(
-            forward=G * spent.choosing, decode=G * spent.last_choosing
-        )
-
-    return closed_form(cost)
+    G, N, K, V = call.sizes
+    attending = tiled_cost(call, work, last) if call.form == "fast" else materialised_cost(call)
+    held = G * (N if keys is None else keys) * (call.itemsize * (K + V) + beside)
+    return replace(attending, state_bytes=held) + Cost(forward=G * choosing, decode=G * last_choosing)
 
 
-@selection_cost
-def top_k_cost(N: Size, K: Size, *, num_keys: Size = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
+@closed_form
+def top_k_cost(call: CostedCall, *, num_keys: Size = NUM_KEYS) -> Cost:
     """Closed form of one self-attention call, in either form; a symbol N stands for more than `num_keys`."""
+    _, N, K, _ = call.sizes
     kept = min(num_keys, N) if isinstance(N, int) else num_keys
-    return Selecting(
-        choosing=2 * N * N * K,
-        last_choosing=2 * N * K,
-        work=N * kept,
-        last_work=kept,
-        keys=N,
-    )
+    return chosen_cost(call, N * kept, kept, choosing=2 * N * N * K, last_choosing=2 * N * K)
 
 
-@selection_cost
-def importance_cost(N: int, K: int, *, num_keys: int = NUM_KEYS, form: str = "fast", causal: bool = False) -> Selecting:
+@closed_form
+def importance_cost(call: CostedCall, *, num_keys: int = NUM_KEYS) -> Cost:
     """Closed form of one self-attention call, in either form; N must be a number, not a symbol."""
-    kept, work = min(num_keys, N), N * min(num_keys, N)
-    if causal:  # a tile's own keys, and those that are kept before it
+    N, kept = call.N, min(num_keys, call.N)
+    work, last = N * kept, kept
+    if call.causal:  # a tile's own keys, and those that are kept before it
         tiles = ((start, min(TILE, N - start)) for start in range(0, N, TILE))
-        work = sum(n * (n + min(kept, start)) for start, n in tiles)
-    last = 1 + min(num_keys, N - 1) if causal else kept
-    held = kept if form == "fast" else N
-    return Selecting(0, 0, work, last, keys=held, numbers=held)
+        work, last = sum(n * (n + min(kept, start)) for start, n in tiles), 1 + min(num_keys, N - 1)
+    return chosen_cost(call, work, last, keys=kept if call.form == "fast" else N, beside=call.item)
 
 
 @closed_form
@@ -104,39 +84,25 @@ def routing_cost(
     call: CostedCall, *, clusters: int = CLUSTERS, width: int = WIDTH, balanced: bool | None = None
 ) -> Cost:
     """Closed form of one self-attention call, in either form; sizes must be numbers, not symbols."""
-    if not _is_balanced(balanced, call.causal):
-        return call.by(_nearest_cost, clusters=clusters, width=width)
     G, N, K, V = call.sizes
+    a_token = 2 * K * clusters  # products of a normalised query or key with each centroid
+    if not _is_balanced(balanced, call.causal):  # chunks that are full in the worst case
+        work, last = (group_work(n, N, count=clusters, width=width) for n in (N, 1))
+        return chosen_cost(call, work, last, choosing=2 * N * a_token, last_choosing=2 * a_token, beside=8)
     if call.form == "reference":
         attending = materialised_cost(call)
     else:
         w = min(width, N)
         work, last = (clusters * n * w for n in (w, 1))
         attending = tiled_cost(call._replace(N=clusters * w), work, last)
-    a_token = 2 * K * clusters
     return replace(attending, state_bytes=call.itemsize * G * N * (K + V)) + Cost(
         forward=G * 2 * N * a_token,
         decode=G * (1 + N) * a_token,  # a query and all keys
     )
 
 
-@selection_cost
-def _nearest_cost(N: int, K: int, *, clusters: int, width: int, form: str = "fast", causal: bool = False) -> Selecting:
-    """The cost with nearest clusters: products of normalised queries and keys with each centroid, and chunks that are
-    full in the worst case."""
-    work, last = (group_work(n, N, count=clusters, width=width) for n in (N, 1))
-    return Selecting(
-        choosing=4 * N * K * clusters,
-        last_choosing=4 * K * clusters,
-        work=work,
-        last_work=last,
-        keys=N,
-        integers=N,
-    )
-
-
 def group_work(N: int, M: int, *, count: int, width: int) -> int:
-    """The work per sequence of the block mask of N queries and M keys, in groups with labels below `count`."""
+    """The pairs computed for N queries and M keys of a sequence, in groups with labels below `count`."""
     width = min(width, M)
     size = tile_width(width, N)
     T = tile_count(N, tile_count(M, count, width), size)
