@@ -14,6 +14,25 @@ from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, TokenLoss
 from ortho.cost.mechanisms.call import CostedCall, closed_form, equal_parts
 
 
+def state_cost(
+    call: CostedCall,
+    chunk: Size,
+    *,
+    erase: int = 1,
+    fades: int = 0,
+    gated: int = 0,
+    steps: Size = 1,
+    k_grad: int | None = None,
+) -> Cost:
+    """The cost of one call by the one recurrence: `in_chunks` of at most `chunk` keys, or `token_by_token`.
+
+    `fades`: whether what a key erases has faded before; `gated`: whether there are decays that need a gradient;
+    `steps`: keys a token; `k_grad`: whether keys need a gradient, by default as queries do.
+    """
+    shared: dict[str, Any] = {"erase": erase, "steps": steps, "k_grad": k_grad}
+    return memory_cost(call, partial(chunks_cost, chunk=chunk, gated=gated, **shared), fades=fades, **shared)
+
+
 def memory_cost(call: CostedCall, in_chunks: Callable[[CostedCall], Cost], **recurring: Any) -> Cost:
     """The fast form's cost by `in_chunks`, the reference's by `recurrence_cost` with these arguments, and so that of a
     single token. Includes the state (K, V), and decoding one more token."""
@@ -31,8 +50,7 @@ def recurrence_cost(
     steps: Size = 1,
     k_grad: int | None = None,
 ) -> Cost:
-    """The cost of `token_by_token`; flags are 0 or 1. `fades`: whether what a key erases has faded before. `k_grad`:
-    whether keys need a gradient, by default as queries do."""
+    """The cost of `token_by_token`."""
     (G, N, K, V), q_grad = call.sizes, call.reach
     k_grad = q_grad if k_grad is None else k_grad
     reads, rows = G * N, G * N * steps
@@ -43,18 +61,11 @@ def recurrence_cost(
 
 
 def chunks_cost(
-    call: CostedCall,
-    width: Size,
-    number: Size,
-    *,
-    erase: int = 1,
-    gated: int = 0,
-    steps: Size = 1,
-    k_grad: int | None = None,
+    call: CostedCall, *, chunk: Size, erase: int = 1, gated: int = 0, steps: Size = 1, k_grad: int | None = None
 ) -> Cost:
-    """The cost of `in_chunks` on `number` chunks of `width` tokens, empty ones included; flags are 0 or 1. `gated`:
-    whether there are decays that need a gradient."""
+    """The cost of `in_chunks`, with the empty tokens of the last chunk."""
     (G, N, K, V), q_grad = call.sizes, call.reach
+    width, number = equal_parts(N, chunk if steps == 1 else max(1, chunk // steps))  # of tokens
     k_grad = q_grad if k_grad is None else k_grad
     tokens, rows = G * number * width, G * number * width * steps
     seen = tokens * steps * width  # pairs of a token and a key of its chunk
@@ -79,11 +90,7 @@ def delta_cost(call: CostedCall, *, gated: bool = False, chunk: int = CHUNK) -> 
 
     Half precision costs the same as float32. With symbols, N is a multiple of `chunk`.
     """
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_parts(call.N, chunk), gated=int(gated))
-
-    return memory_cost(call, fast, fades=int(gated))
+    return state_cost(call, chunk, gated=int(gated), fades=int(gated))
 
 
 @closed_form
@@ -93,12 +100,7 @@ def delta_product_cost(call: CostedCall, *, num_householder: Size = 2, chunk: in
     Those of the later steps come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
     """
-    n = num_householder
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_parts(call.N, max(1, chunk // n)), steps=n, k_grad=1)
-
-    return memory_cost(call, fast, steps=n, k_grad=1)
+    return state_cost(call, chunk, steps=num_householder, k_grad=1)
 
 
 @closed_form
@@ -108,12 +110,7 @@ def low_rank_cost(call: CostedCall, *, num_columns: Size = 2, chunk: int = CHUNK
     Those after the first come from gates and need a gradient, whether or not the projected queries and keys do
     (`call.qk_grad`). With symbols, N is a multiple of the tokens in a chunk.
     """
-    n = num_columns
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_parts(call.N, max(1, chunk // n)), erase=0, steps=n, k_grad=1)
-
-    return memory_cost(call, fast, erase=0, steps=n, k_grad=1)
+    return state_cost(call, chunk, erase=0, steps=num_columns, k_grad=1)
 
 
 @closed_form
@@ -122,11 +119,7 @@ def ssd_cost(call: CostedCall, *, chunk: int = CHUNK) -> Cost:
 
     Half precision costs the same as float32. With symbols, N is a multiple of `chunk`.
     """
-
-    def fast(call: CostedCall) -> Cost:
-        return chunks_cost(call, *equal_parts(call.N, chunk), erase=0, gated=1)
-
-    return memory_cost(call, fast, erase=0)
+    return state_cost(call, chunk, erase=0, gated=1)
 
 
 @closed_form
