@@ -56,7 +56,7 @@ FAMILIES = {
     "family": ("linear", SETS["main"]),
     "memories": ("recurrent", SETS["delta"]),
     "patterns": ("sparse", ("strided", "fixed-columns")),
-    "dynamic": ("selected", ()),
+    "dynamic": ("dynamic_sparse", ()),
 }
 # Arms of a family that keep more than 512 MiB for the backward pass from this length on are left out; the channels'
 # decays only with heads of 128.

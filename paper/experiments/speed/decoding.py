@@ -31,7 +31,7 @@ FAMILIES = {
     "softmax": ("softmax", "position_bias"),
     "recurrent": ("linear", "recurrent"),
     "patterns": ("sparse",),
-    "dynamic": ("selected",),
+    "dynamic": ("dynamic_sparse",),
 }
 SHARED = "multi-query"  # softmax attention whose query heads share one head of keys and values
 LEFT_OUT = ("flash",)  # the same attention as softmax, for training
