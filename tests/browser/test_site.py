@@ -89,6 +89,26 @@ def test_a_chunk_is_solved_row_by_row(page, book):
     assert stepper.locator("td.known").count() > 0
 
 
+def test_the_point_of_the_first_page_is_dragged(page, book):
+    page.goto(f"{book}book/index.html")
+    figure = page.locator(".lookup")
+    said = figure.locator("output")
+    first = said.inner_text()
+    figure.locator("svg").click()  # in its middle
+    dragged = said.inner_text()
+    assert dragged != first
+    figure.get_by_role("slider", name="number of tokens").fill("0")
+    assert "50 %" in said.inner_text() != dragged  # two tokens, by guessing
+    assert not figure.locator(".fixed").is_visible()
+
+
+@pytest.mark.parametrize(("words", "first"), [("cite", "book/index"), ("what is new", "book/what-is-new")])
+def test_the_search_begins_with_what_was_asked_for(page, book, words, first):
+    page.goto(f"{book}search.html?q={quote(words)}")
+    page.wait_for_function("/finished/.test(document.querySelector('#search-results').textContent)")
+    assert first in page.locator("#search-results .search li > a").first.get_attribute("href")
+
+
 # --------------------------------------------------------------------------------------------------------------- ledger
 
 
