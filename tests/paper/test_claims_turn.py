@@ -615,7 +615,7 @@ TURNS = {
     "S3.3b": Turn(REFUTED, {"ortho.attention.recurrent.delta.delta_rule": DOUBLED}),
     "S3.3c": Turn(
         CONDITIONAL,
-        {"ortho.cost.layer": wide_heads, "ortho.theory.transitions.transition": giving(lambda A: (A + A.T) / 2)},
+        {"ortho.cost.layer": wide_heads, "paper.theory.delta_updates.transition": giving(lambda A: (A + A.T) / 2)},
     ),
     "S3.3d": Turn(
         REFUTED, {"ortho.attention.position_bias.position_delta.position_delta_attention_reference": DOUBLED}
