@@ -16,7 +16,8 @@ from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.variance import FEATURES, features, moment, sample_data
+from ortho.theory.variance import FEATURES, features, moment
+from paper.theory.drawn_data import sample_data
 
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8

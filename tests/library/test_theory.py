@@ -51,7 +51,6 @@ REFUSED = [
     (lambda: variance.where_gain(0.0, 4), "log_factor: expected a positive number, got 0.0"),
     (lambda: variance.log_gain(0.0, 4), "square: expected a positive number, got 0.0"),
     (lambda: variance.log_moments(POINTS[:, :2], POINTS[:, :2], STEEP), "parameters: .* a below 1/8, got 0.2"),
-    (lambda: variance.sample_data("scaled", 4, 4, 0), "spread: expected a positive number, got 0"),
     (lambda: jl.dimension(9, 1.0), "eps: expected a number between 0 and 1, got 1.0"),
     (lambda: jl.share_law("haar", 8, 8), "k: expected less than d = 8 .*got 8"),
     (lambda: jl.share_law("haar", 8, 9), "k: expected at most d = 8, got 9"),

@@ -17,7 +17,6 @@ from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared
 from ortho.cost.big_o import H, N, d
 from ortho.orthogonal import DRAWS, haar
 from ortho.theory.estimates import SIGMAS, estimate
-from ortho.theory.variance import sample_data
 from paper.elementwise import elementwise, formulas
 from paper.memory import formula, kept, layer_bytes
 from paper.theory import approximation as approx
@@ -25,6 +24,7 @@ from paper.theory import delta_memory
 from paper.theory import scores as laws
 from paper.theory.approximation import FEATURES, attention_errors, drawn_errors, uniform_error
 from paper.theory.delta_memory import operands
+from paper.theory.drawn_data import sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
 from paper.theory.robustness import errors, moved, pairs, replaced, retrieved, stream
 
