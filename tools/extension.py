@@ -3,7 +3,7 @@
 * Figures are numbered by chapter ("Fig. 7.1"). On pages without a number they are not numbered.
 * A number and the per cent sign after it stay on one line, in prose and tables, not in code.
 * A page that reads timings ends with their commits and dates, and says whether they are older than the code.
-* A hyphen before a number is shown as a minus sign, likewise.
+* A hyphen before a number is shown as a minus sign, likewise, and an inserted name between backticks as code.
 * The repository's address is the environment variable REPOSITORY, or else `repository-code` in CITATION.cff. With it,
   buttons open a page's notebook on Binder and in Colab, lead to the repository and suggest an edit, and pages that have
   the address `https://repository.example` say the true one. Without it there are no buttons, and lines and paragraphs
@@ -32,6 +32,7 @@ from tools.notebooks import ROOT, SHOW_VERDICTS, VERDICTS
 
 CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
+NAME = re.compile(r"`([^`]+)`")
 MINUS = re.compile(r"(?<![\w.,:/–-])-(?=\d)")
 UNTIMED = ("how-to-read", "index", "what-is-new", "zh")  # pages that show verdicts and findings, but no time
 EXAMPLE = "https://repository.example"
@@ -45,8 +46,8 @@ def drop_numbers(_: Any, env: Any) -> None:
 
 
 class KeepTogether(SphinxPostTransform):
-    """Make spaces before per cent signs non-breaking, and hyphens before numbers minus signs; runs last, when every
-    number has been inserted."""
+    """Make spaces before per cent signs non-breaking, hyphens before numbers minus signs, and inserted names between
+    backticks code; runs last, when every number and name has been inserted."""
 
     default_priority = 900
 
@@ -54,7 +55,9 @@ class KeepTogether(SphinxPostTransform):
         for text in list(self.document.findall(nodes.Text)):
             if not isinstance(text.parent, nodes.literal | nodes.FixedTextElement | nodes.math | nodes.raw):
                 kept = MINUS.sub("\N{MINUS SIGN}", APART.sub("\N{NO-BREAK SPACE}", text))
-                if kept != text:
+                if name := NAME.fullmatch(text):
+                    text.parent.replace(text, nodes.literal(name[1], name[1]))
+                elif kept != text:
                     text.parent.replace(text, nodes.Text(kept))
 
 

@@ -1,10 +1,14 @@
 """The book contains what the folders contain: the build would say nothing of a notebook that is in no contents."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import yaml
+from docutils import nodes
+from docutils.utils import new_document
 
-from tools import notebooks
+from tools import extension, notebooks
 
 ROOT = Path(__file__).parents[2]
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
@@ -21,3 +25,18 @@ def test_the_page_on_how_to_read_leads_to_every_chapter():
     page = (ROOT / "book" / "how-to-read.ipynb").read_text(encoding="utf-8")
     chapters = [chapter["file"] for part in TOC["parts"] for chapter in part["chapters"] if part.get("numbered")]
     assert chapters and [chapter for chapter in chapters if f"(../{chapter}.ipynb)" not in page] == []
+
+
+@pytest.mark.parametrize("address", ["", "https://github.com/some/book"])
+def test_pages_and_buttons_have_the_address_of_the_repository_or_leave_it_out(monkeypatch, address):
+    """No ordinary build has an address."""
+    monkeypatch.setenv("REPOSITORY", address)
+    config = SimpleNamespace(html_theme_options={})
+    extension.add_buttons(None, config)
+    assert config.html_theme_options.get("repository_url", "") == address
+    document = new_document("a page")
+    document += nodes.literal_block("", f"git clone {extension.EXAMPLE} ortho\nmake book")
+    document += nodes.paragraph("", "", nodes.reference("", "code", refuri=extension.EXAMPLE))
+    extension.say_address(None, document)
+    clone = f"git clone {address} ortho\n" * bool(address)
+    assert [child.astext() for child in document.children] == [f"{clone}make book", *["code"] * bool(address)]
