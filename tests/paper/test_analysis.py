@@ -3,9 +3,7 @@
 from math import log
 
 import pytest
-import torch
 
-from ortho import cost
 from paper.experiments.learning import (
     analysis,
     language,
@@ -14,7 +12,6 @@ from paper.experiments.learning import (
     study,
     synthetic,
 )
-from paper.experiments.learning.arms import arms
 
 TWO = log(2)  # nats in a bit
 LEVEL = [2.0, 2.1, 2.2, 2.3, 2.4]  # bits a byte, over the seeds 1 to 5
@@ -76,30 +73,6 @@ def model(arm, seed, bits, rate=0.01, **changes):
     looks = [{"step": step, "loss_nats": bits * TWO + 1 / step} for step in (1, 2)]
     case = language.case(arm, seed, rate, matched="steps", **sizes) | changes
     return record("bytes", case, {"test": (0.5, bits * TWO)}, validation=looks)
-
-
-@pytest.fixture
-def models():
-    """Runs of two arms, with seeds in no order and tuning runs among them."""
-    ours = [model("frozen", seed, LEVEL[seed - 1] + 0.5) for seed in (3, 1, 5, 2, 4)]
-    theirs = [model("learned", seed, LEVEL[seed - 1]) for seed in (5, 4, 3, 2, 1)]
-    tuning = [model("frozen", rates.TUNING, bits, rate) for bits, rate in ((1.0, 0.01), (1.5, 0.03))]
-    return [*tuning, *ours, *theirs]
-
-
-def test_runs_are_those_of_an_arm_over_its_seeds_without_the_tuning(models):
-    frozen, learned = language.runs(models, "here")
-    assert (frozen.arm, learned.arm) == ("frozen", "learned")
-    assert frozen.seeds == learned.seeds == SEEDS
-    assert learned.values["bits"] == pytest.approx(LEVEL)
-    assert frozen.values["bits"] == pytest.approx([bits + 0.5 for bits in LEVEL])
-    assert learned.mean("bits") == pytest.approx(2.2)
-    assert [step for step, _ in learned.curves[0]] == [1, 2]
-    assert [nats for _, nats in learned.curves[1]] == pytest.approx([2.1 * TWO + 1, 2.1 * TWO + 0.5])
-    assert learned.configuration["rate"] == 0.01 and "seed" not in learned.configuration
-    counted = cost.of(arms(2, 16)["learned"].build(256, 16, 1), torch.zeros(2, 16, dtype=torch.long))
-    assert (learned.flop, learned.parameters) == (2 * (counted.forward + counted.backward), 10)
-    assert language.runs(models, "another") == []
 
 
 @pytest.mark.parametrize(

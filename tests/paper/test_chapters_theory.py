@@ -10,7 +10,6 @@ from seeded import generator
 from torch import nn
 
 from ortho import MECHANISMS, MultiheadAttention, cost
-from ortho.attention.linear.favor import orthogonal_features
 from ortho.attention.linear.random_features import iid_features
 from ortho.attention.positional.positional_attention import PATTERNS, SEVEN
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared
@@ -22,7 +21,7 @@ from paper.memory import formula, kept, layer_bytes
 from paper.theory import approximation as approx
 from paper.theory import delta_memory
 from paper.theory import scores as laws
-from paper.theory.approximation import FEATURES, attention_errors, drawn_errors, uniform_error
+from paper.theory.approximation import FEATURES, attention_errors, drawn_errors
 from paper.theory.delta_memory import operands
 from paper.theory.drawn_data import sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
@@ -137,40 +136,6 @@ def test_errors_are_as_derived(long_run):
 # ------------------------------------------------------------------------------------------------------- state tracking
 
 
-LENGTH = 300
-
-
-def numbers(most, seed=0):
-    return torch.randint(most, (2, 3, LENGTH), generator=generator(seed))
-
-
-def tracked(name, form, operands):
-    return MECHANISMS[name].form(form)(**operands, qk_l2norm=False, is_causal=True)
-
-
-@pytest.mark.parametrize("form", ["reference", "fast"])
-def test_parity_is_exact(form):
-    """The outputs are products of 1 and -1 and sums with 0, without rounding."""
-    bits = numbers(2)
-    o = tracked("delta", form, delta_memory.parity_operands(bits))[..., 0]
-    signs = 1 - 2 * (bits.cumsum(-1) % 2)
-    assert torch.equal(o[..., 0], torch.ones(2, 3, dtype=o.dtype))
-    assert torch.equal(o[..., 1:], signs.double())
-
-
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("m", [2, 3, 5, 12])
-def test_counting_round_a_circle(form, m):
-    """Each step is off by a few eps of the circle's radius; a count is misread only if off by half a turn by m, pi/12
-    at least."""
-    steps = numbers(m)
-    o = tracked("delta-product", form, delta_memory.counter_operands(steps, m))
-    sums = steps.cumsum(-1) % m
-    assert torch.equal(delta_memory.read_counts(o, m)[..., 1:], sums)
-    assert torch.equal(delta_memory.read_counts(o, m)[..., 0], torch.zeros_like(sums[..., 0]))
-    torch.testing.assert_close(o.norm(dim=-1), torch.ones_like(o[..., 0]), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0, 1.7, 2.0])
 def test_a_repeated_token(beta):
     """The closed form equals the recurrence, also for a key that is not of unit length."""
@@ -193,17 +158,6 @@ def test_a_repeated_token(beta):
 
 # Sums of a thousand float64 numbers of size 1 in another order.
 close = {"atol": 1e-12, "rtol": 1e-12}
-
-
-def test_streams_differ_by_their_outliers():
-    clean, some, more = (stream(share, 5.0, generator=generator(), noise=0.3) for share in (0.0, 0.1, 0.4))
-    assert torch.equal(clean.target, more.target) and torch.equal(clean.k, more.k)
-    hit, hit_more = ((x.v != clean.v).any(-1) for x in (some, more))
-    assert (hit <= hit_more).all()
-    torch.testing.assert_close(more.v[hit_more].norm(dim=-1), torch.full((int(hit_more.sum()),), 5.0).double(), **close)
-    # A share of n = 16384 values, of standard deviation sqrt(p (1 - p) / n).
-    for share, found in ((0.1, hit), (0.4, hit_more)):
-        assert abs(float(found.double().mean()) - share) < SIGMAS * (share * (1 - share) / found.numel()) ** 0.5
 
 
 @pytest.mark.parametrize("loss", [Squared(), Huber(0.1)])
@@ -250,18 +204,6 @@ F64 = torch.float64
 
 
 @pytest.mark.parametrize("kind", FEATURES)
-def test_kernels_are_unbiased(kind):
-    """The mean of 400 draws is within SIGMAS standard errors of the exact kernel, for each of the 12 entries."""
-    x, y = sample_data("scaled", 4, 3, 0.3, generator=generator())
-    y = y[:3]
-    g = generator(1)
-    drawn = [approx.kernel_estimates(kind, x, y, orthogonal_features(6, 3, generator=g, dtype=F64)) for _ in range(400)]
-    entries = torch.stack(drawn).flatten(1).unbind(-1)
-    for found, exact in zip(entries, torch.exp(x @ y.mT).flatten(), strict=True):
-        assert abs(estimate(found).deviation(float(exact))) < SIGMAS
-
-
-@pytest.mark.parametrize("kind", FEATURES)
 def test_errors_of_draws(kind):
     """The errors are those of one draw made here; all kinds have the same data; the mean caps the error of each row."""
     K, m = 8, 16
@@ -278,17 +220,6 @@ def test_errors_of_draws(kind):
     mean = attention_errors(kind, "iid", m, K, 1.0, tokens=20, draws=3, seed=5)
     assert mean == estimate(found.clamp(max=2).mean(-1))
     assert (float(found.max()) > 2) == (kind == "rff")
-
-
-@pytest.mark.parametrize("spread", [0.125, 0.5, 1.0])
-def test_uniform(spread):
-    """The closed form is for infinitely many keys, all rows of one variance: K = 256 and 512 keys are within 2 %."""
-    found = approx.uniform_errors(256, spread, tokens=512, draws=4)
-    assert found.value == pytest.approx(uniform_error(spread), rel=0.02)
-    x, y = sample_data("isotropic", 512, 256, spread, generator=generator(0))
-    exact = torch.softmax(x @ y.mT, -1)
-    first = float((exact - 1 / 512).abs().sum(-1).mean())
-    assert abs(found.value - first) < 6 * found.standard_error  # which is that of 4 draws
 
 
 # ----------------------------------------------------------------------------------------- scores of random projections
@@ -312,17 +243,6 @@ def test_closed_forms():
     )
     # One head: W_Q W_K^T is itself Haar, and s is a coordinate of a uniform unit vector, of fourth moment 3/(d(d+2)).
     assert laws.score_moment("haar", 8, 8, 4) == pytest.approx(3 / 8 / 10)
-
-
-@pytest.mark.parametrize("draw", ["haar", "gaussian"])
-@pytest.mark.parametrize(("d", "K"), [(2, 1), (2, 2), (6, 2), (6, 3)])
-def test_the_mean_is_that_of_the_draws(draw, d, K):
-    """Each of eight comparisons, with fixed seeds, is wrong with probability 1e-5; the target has rank 1."""
-    target = torch.zeros(d, d, dtype=torch.float64)
-    target[0, -1] = 5.0
-    found = estimate(laws.drawn_missed(target, K, 400, draw=draw, generator=generator()))
-    assert abs(found.deviation(laws.expected_missed(d))) < SIGMAS
-    assert found.standard_error < 0.3 / d**2 + 0.01
 
 
 def test_a_map_before_carries_the_scores():
@@ -408,21 +328,6 @@ def test_relative_by_least_squares(causal):
     for f, share in ((basis @ solution, 1), (centred[:, None] - basis @ solution, 0)):
         weights = (even + 0.01 * f.view(n, n)).expand(4, n, n)
         assert positionalness(weights, by="relative", is_causal=causal).value == pytest.approx(share, abs=1e-10)
-
-
-def test_the_nearest_pattern():
-    """Each of the seven is nearest to itself, with all weight; a head that avoids a token is not near "current"."""
-    for pattern in SEVEN:
-        fit = nearest_pattern(fixed(pattern, 4, 12, False))
-        assert fit.pattern == pattern
-        assert fit.weight.value == pytest.approx(1, abs=0.1)  # rows that are empty look at themselves here
-    n = 12
-    avoids = (1 - torch.eye(n, dtype=torch.float64)).expand(4, n, n) / (n - 1)
-    (fit,) = pattern_fits(avoids, ["current"])
-    assert fit.weight.value == pytest.approx(-1 / (n - 1)) and fit.share.value == pytest.approx(1)
-    assert nearest_pattern(avoids).pattern.name != "current"
-    (fit,) = pattern_fits(softmax_of_noise(4, 5, causal=True), ["next"], is_causal=True)
-    assert fit[1:] == ((0, 0), (0, 0))  # it has no rows
 
 
 @pytest.mark.parametrize("causal", [False, True])

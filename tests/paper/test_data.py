@@ -15,10 +15,10 @@ from seeded import SIGMAS, generator
 from paper.tasks import images, novels, text, transduction
 from paper.tasks import translation as texts
 from paper.tasks.download import RemoteFile, fetch
-from paper.tasks.pairs import PAD, SPECIAL, START, STOP, batch_of, exact_matches, until_stop
+from paper.tasks.pairs import PAD, STOP, exact_matches, until_stop
 from paper.tasks.task import NONE
 from paper.tasks.transduction import Clause, Language, Phrase
-from paper.tasks.translation import Corpus, Vocabulary, bleu, multi30k_corpus, translation
+from paper.tasks.translation import Corpus, bleu, multi30k_corpus, translation
 
 # ---------------------------------------------------------------------------------------------- files by their checksum
 
@@ -219,17 +219,6 @@ def test_the_task_of_digits_shows_its_parts():
 # --------------------------------------------------------------------------------------------------- a made-up language
 
 
-def test_a_batch_of_pairs():
-    (source, target, mask), answers = batch_of([([7, 8], [9]), ([6], [5, 4, 10])])
-    assert source.tolist() == [[7, 8, STOP], [6, STOP, PAD]]
-    assert mask.tolist() == [[True, True, True], [True, True, False]]
-    assert target.tolist() == [[START, 9, STOP, PAD], [START, 5, 4, 10]]
-    assert answers.tolist() == [[9, STOP, NONE, NONE], [5, 4, 10, STOP]]
-    (source, target, mask), answers = batch_of([([7, 8, 9], [4]), ([6], [5, 4, 10])], most=2)
-    assert source.tolist() == [[7, STOP], [6, STOP]] and bool(mask.all())
-    assert target.tolist() == [[START, 4], [START, 5]] and answers.tolist() == [[4, STOP], [5, 4]]
-
-
 def test_matches_are_exact():
     answers = torch.tensor([[9, STOP, NONE], [5, 4, STOP], [5, 4, STOP], [5, 4, STOP], [STOP, NONE, NONE]])
     written = torch.tensor([[9, STOP, STOP], [5, 4, STOP], [5, 4, 4], [5, STOP, 4], [STOP, 9, 9]])
@@ -315,17 +304,6 @@ def sacrebleu():
 
 
 TEXTS = ["Zwei Männer stehen am Herd.", "Two men are at the stove.", "Ein Mann am Herd – zwei Männer nicht!"] * 3
-
-
-def test_subwords_spell_the_texts(tokenizers):
-    vocabulary = Vocabulary(TEXTS, 120)
-    assert vocabulary.size <= 120
-    for line in (*TEXTS, "Herde. zwei  Männer ", " stets", ""):
-        tokens = vocabulary.encode(line)
-        assert vocabulary.decode(tokens) == line
-        assert all(len(SPECIAL) <= token < vocabulary.size for token in tokens)
-    assert len(vocabulary.encode(TEXTS[0])) < 12 < len(Vocabulary(TEXTS, 40).encode(TEXTS[0]))  # merges; bytes
-    assert vocabulary.decode([START, *vocabulary.encode("Mann"), STOP, PAD]) == "Mann"
 
 
 def test_bleu(sacrebleu):

@@ -61,11 +61,6 @@ def test_ratios_are_medians_within_repetitions():
     assert found["sdpa causal"]["bytes_ratio"] is None
 
 
-def test_an_exponent_is_that_of_a_power_of_two_positive_values():
-    for power in (0.5, 1, 2):
-        assert rows.exponent({N: 3 * N**power for N in (512, 1024, 4096)}) == pytest.approx(power)
-
-
 def test_growth_is_fitted_over_the_given_lengths():
     found = {row["arm"]: row for row in rows.growth(powers(linear=1))}
     assert found["linear"]["time"] == pytest.approx(1)

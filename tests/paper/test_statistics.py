@@ -155,21 +155,6 @@ def test_all_resamples_are_there_as_often_as_they_would_be_drawn(n):
     assert found == pytest.approx(expected, rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("n", "confidence", "t"),
-    [
-        (2, 0.5, 1),  # tan(pi c / 2)
-        (3, 0.95, 0.95 * math.sqrt(2 / (1 - 0.95**2))),
-        (5, 0.95, 2.776445),  # from the printed tables
-        (10, 0.95, 2.262157),
-    ],
-)
-def test_the_tail_of_the_expanded_interval(n, confidence, t):
-    """For normal means with variance over n, where Student's is over n - 1, the interval ends where Student's does."""
-    distance = t * math.sqrt(n / (n - 1))
-    assert expanded_tail(n, confidence) == pytest.approx(math.erfc(distance / math.sqrt(2)) / 2, rel=1e-5)
-
-
 def test_an_interval_by_hand():
     """The differences are 0, 0, 1 and 4. At this confidence a tail holds 2 % of the 256 resamples, which is 5.12.
 
@@ -209,19 +194,6 @@ def misses(kind, n, tail, samples):
         above += (shares @ (sums <= 0) < tail).sum()
         below += (shares @ (sums >= 0) < tail).sum()
     return above / samples, below / samples
-
-
-def test_students_interval_by_hand():
-    """Differences 1, 2 and 3: mean 2 and variance 1, so the error is 1 / sqrt(3). The jackknife's variance of a mean is
-    the variance of the values over their number."""
-    alone = student_difference([2, 4, 6], [1, 2, 3], confidence=0.9)
-    assert alone.mean == 2
-    assert alone.interval == pytest.approx([2 - student(0.9, 2) / 3**0.5, 2 + student(0.9, 2) / 3**0.5])
-    parts = np.array([0.0, 3.0, 1.0, 4.0])
-    left_out = (parts.sum() - parts) / 3
-    both = student_difference([2, 4, 6], [1, 2, 3], confidence=0.9, left_out=left_out)
-    reach = student(0.9, 2) * math.sqrt(1 / 3 + parts.var(ddof=1) / 4)
-    assert both.interval == pytest.approx([2 - reach, 2 + reach])
 
 
 @pytest.mark.parametrize("of_parts", [0.0, 3.0])

@@ -1,13 +1,10 @@
 """Each training study on its own: data, cases and what is read from its records."""
 
 import dataclasses
-from math import log2
-from types import SimpleNamespace
 
 import pytest
 import torch
 from experiment_fakes import small_library
-from task_draws import drawn
 
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments import load
@@ -24,10 +21,8 @@ from paper.experiments.learning.retrieval_tasks import (
     SETTINGS,
     UNTRAINED,
     part,
-    task,
 )
 from paper.tasks import text
-from paper.tasks.task import Batch
 from paper.tasks.text import VOCAB_SIZE
 from paper.theory.positionalness import head_weights
 
@@ -88,15 +83,6 @@ def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):
     assert run["facts"]["text"] == library.limited(300).facts() and run["facts"]["text"]["train"]["bytes"] == 300
     assert run["facts"]["kinds"] == arms(4, 16)["learned"].describe()
     assert language.same_text([{"facts": {"text": library.facts()}}]) and not language.same_text([plain])
-
-
-def test_least_bits_of_pairs(monkeypatch):
-    """After 'a' comes 'b' twice in three, else 'c'; after 'b' always 'a'. Tolerance: some ten float64 operations."""
-    rows = torch.tensor([list(row) for row in (b"aba", b"aca", b"aba")])
-    task = SimpleNamespace(tests={"test": lambda *_: Batch((rows[:, :-1],), rows[:, 1:])})
-    monkeypatch.setattr(language, "_task", lambda _: task)
-    share = (-2 * log2(2 / 3) - log2(1 / 3)) / 6
-    assert language.least_bits_of_pairs() == pytest.approx(share, rel=1e-14)
 
 
 # ---------------------------------------------------------------------------------------------------------- fine-tuning
@@ -284,19 +270,6 @@ def test_a_run_climbs_with_what_it_has_learnt(arm, name, monkeypatch):
     assert list(found["repetitions"]) == ["16 tokens", "32 tokens"]
     assert [(look["N"], look["step"]) for look in found["facts"]["validation"]] == [(16, 1), (32, 1)]
     assert models[0] is models[1]
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("N", LENGTHS)
-def test_tasks_have_the_length_and_as_many_other_tokens_as_the_law_is_asked_for(name, N):
-    """Recall shows all its pairs and the blank; some of the n-grams' symbols may never occur."""
-    own = task(name, N)
-    tokens, _ = drawn(own.train, 3)
-    assert tokens.shape == (3, N) and own.vocab_size <= VOCAB_SIZE
-    if name == "mqar":
-        assert {len(set(row)) for row in tokens.tolist()} == {SETTINGS[name].others(N) + 1}
-    if name == "ngrams":
-        assert own.vocab_size == SETTINGS[name].others(N) + 1
 
 
 def record(arm, seed, shares, name="mqar", steps=100, rate=3e-3, **sizes):
