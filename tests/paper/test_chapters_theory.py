@@ -27,9 +27,6 @@ from paper.theory.drawn_data import sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
 from paper.theory.robustness import errors, moved, pairs, replaced, retrieved, stream
 
-# ------------------------------------------------------------------------------------------ memories and the delta rule
-
-
 # --------------------------------------------------------------------------------------------------------------- recall
 
 
