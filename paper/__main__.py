@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    It is 0 for success; 1 for a damaged ledger or record, claims whose records are missing, a failed case, a record
+    It is 0 for success; 1 for a damaged ledger or record, a cell that fails, a failed case, a record
     that could not be stored or a missing extra; 130 for Ctrl-C and SIGTERM while experiments run. Bad usage, such as an
     unknown name, raises SystemExit with 2.
     """
@@ -41,23 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _claims(
     parser: argparse.ArgumentParser, as_json: bool, document: str | None, ids: Sequence[str], *, again: bool
 ) -> int:
-    from paper.claims import LedgerError, UnjudgedError, catalogue, counts_text, judge_all, ledger
-    from paper.experiments import RecordError
+    from paper.claims import LedgerError, catalogue, counts_text, ledger
 
-    status = 0
     try:
         known = catalogue()
         if document is not None and document not in known.documents:
             parser.error(f"--document: expected one of {', '.join(known.documents)}, got {document!r}")
         if unknown := [name for name in ids if name not in known.claims]:
             parser.error(f"ID: expected ids of the ledger, such as {next(iter(known.claims))}, got {unknown[0]!r}")
-        entries = judge_all(ids) if ids else ledger(document)
+        found = ledger(document)
+        entries = [found[name] for name in ids] if ids else list(found.values())
         if again:
-            entries = tuple(map(_executed, entries))
-    except UnjudgedError as error:
-        print(f"python -m paper: error: {error}", file=sys.stderr)
-        entries, status = error.entries, 1
-    except (LedgerError, RecordError) as error:
+            entries = list(map(_executed, entries))
+    except LedgerError as error:
         print(f"python -m paper: error: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
@@ -65,10 +61,10 @@ def _claims(
         return 1
     if as_json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
-        return status
+        return 0
     print(*map(repr, entries), sep="\n\n")
     print(f"\n{len(entries)} claim{'s' if len(entries) != 1 else ''}: {counts_text(entries)}")
-    return status
+    return 0
 
 
 def _executed(entry: "Entry") -> "Entry":
@@ -80,8 +76,6 @@ def _executed(entry: "Entry") -> "Entry":
     from paper.claims.ledger import judged_anew
     from tools.notebooks import NotebookError, run
 
-    if not entry.code:  # by an evidence function, which was run already
-        return entry
     path = ROOT / "notebooks" / f"{entry.chapter}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     try:

@@ -19,11 +19,11 @@ from ortho.cost.attention import choosing, decoded
 from ortho.cost.big_o import H, N, constants, d
 from ortho.theory import retrieval, unbiasedness
 from paper import experiments, memory
-from paper.claims.evidence import does_freezing_hold as learning
-from paper.claims.evidence import frozen_layer, printed_models, printed_speed_ups
-from paper.claims.evidence.one_learned_head import along_budgets
 from paper.claims.figures import numbers, read, show
 from paper.claims.outcomes import BITS_A_BYTE, Unit
+from paper.claims.shared import does_freezing_hold as learning
+from paper.claims.shared import frozen_layer, printed_models, printed_speed_ups
+from paper.claims.shared.one_learned_head import along_budgets
 from paper.experiments.engine.records import Record
 from paper.experiments.learning import analysis, ladder, ladder_analysis, ladder_tables, language
 from paper.experiments.learning.analysis import Judged, Runs

@@ -1,10 +1,8 @@
-"""Tests that a verdict rests on its evidence: it must change if the thing that the claim is about is broken.
+"""Tests that a verdict rests on what its cell computes: it must change if the thing that the claim is about is broken.
 
-A `Turn` breaks functions, closed forms, modules or records, never the evidence function or the rule, and says which
-verdict must follow. The claim is judged by fresh copies of the evidence modules, whose constants and caches know only
-the broken world. Evidence that always returned the same finding would keep its verdict, and so fail.
-
-If a chapter's cell judges the claim, that cell runs in the broken world, after those that define what it reads.
+A `Turn` breaks functions, closed forms, modules or records, never the rule, and says which verdict must follow. The
+chapter's cell that judges the claim runs in the broken world, after those cells that define what it reads. A cell that
+always came to the same finding would keep its verdict, and so fail.
 """
 
 import ast
@@ -15,7 +13,6 @@ import symtable
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any
@@ -23,13 +20,11 @@ from typing import Any
 import pytest
 
 import paper.claims
-from paper.claims import Ledger, Verdict, catalogue, stored
+from paper.claims import Entry, Verdict, ledger
 from paper.claims.gathered import ROOT, verdicts
-from paper.claims.ledger import Entry, _ledger
-from tools.notebooks import VERDICTS
 
-_EVIDENCE = re.compile(r"paper\.claims\.(evidence|shared)(\..+)?")
-_JUDGES = re.compile(r"paper\.claims\.(?!evidence|shared)")
+_SHARED = re.compile(r"paper\.claims\.shared(\..+)?")
+_JUDGES = re.compile(r"paper\.claims\.(?!shared)")
 
 Change = Callable[[Any], Any]
 
@@ -40,8 +35,8 @@ class Turn:
 
     `changes` maps a dotted name, with a key in brackets for an entry of a dictionary
     ('ortho.attention.MECHANISMS[gla]'), to a function that makes the broken thing from the sound one. Names of the
-    library are changed before the evidence is imported anew, so that evidence that imports them finds the broken ones.
-    Names in evidence modules, and names that cells of a chapter define (without a dot), are changed afterwards.
+    library are changed before `paper.claims.shared` is imported anew, so that its modules find the broken ones. Names
+    in these modules are changed afterwards, and names that cells define (without a dot) as soon as they are defined.
     """
 
     to: Verdict
@@ -77,52 +72,30 @@ def costing(**changes: Callable[..., Any]) -> Change:
 
 
 def check(claim_id: str, turn: Turn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assert that the broken world gives the turn's verdict, and that the stored verdict is another
-    (`tests/book/test_verdicts.py` compares the stored verdict with the unbroken evidence)."""
-    entry, _ = stored_verdicts()[claim_id]
-    assert turn.to != entry.verdict, "a turn leads to another verdict"
+    """Assert that the broken world gives the turn's verdict, and that the chapter's is another."""
+    assert turn.to != ledger()[claim_id].verdict, "a turn leads to another verdict"
     with monkeypatch.context() as patch:
         broken = judged_anew(claim_id, turn.changes, patch)
     assert broken.verdict == turn.to, f"in the broken world: {broken.ours}"
 
 
-@cache
-def stored_verdicts() -> dict[str, tuple[Entry, tuple[str, ...]]]:
-    return stored(VERDICTS)
-
-
 def judged_anew(claim_id: str, changes: Mapping[str, Change], monkeypatch: pytest.MonkeyPatch) -> Entry:
-    """The claim, judged by evidence modules that are imported after the changes; `monkeypatch` undoes everything."""
-    _ledger()._import()  # so that all modules come back
-    in_chapter = claim_id not in _ledger()._evidence
-    if in_chapter:  # nothing must be imported for the first time, and so for good, in the broken world
-        _import_sound(claim_id)
-    home = "" if in_chapter else _ledger()._evidence[claim_id][0].__module__
-    anew = Ledger(catalogue())
-    monkeypatch.setattr(sys.modules[Ledger.__module__], "_ledger", lambda: anew)
+    """The claim, judged by its cell after the changes; `monkeypatch` undoes everything."""
+    _import_sound(claim_id)  # nothing must be imported for the first time, and so for good, in the broken world
     # Without the checks of annotations, which would need each module to be compiled again.
     plain = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
     monkeypatch.setattr(sys, "meta_path", plain)
-    for name in [name for name in sys.modules if _EVIDENCE.fullmatch(name)]:
+    for name in [name for name in sys.modules if _SHARED.fullmatch(name)]:
         monkeypatch.delitem(sys.modules, name)
-        package, _, child = name.rpartition(".")
-        if package == paper.claims.__name__:  # the new import replaces this attribute
-            monkeypatch.setattr(paper.claims, child, getattr(paper.claims, child))
-    late = [target for target in changes if _EVIDENCE.match(target) or "." not in target]
-    for target in [target for target in changes if target not in late]:
+    monkeypatch.setattr(paper.claims, "shared", paper.claims.shared)  # the new import replaces this attribute
+    late = [target for target in changes if _SHARED.match(target)]
+    here = {target: change for target, change in changes.items() if "." not in target}
+    for target in [target for target in changes if target not in late and target not in here]:
         _change(target, changes[target], monkeypatch)
-    if in_chapter:
-        here = {target: changes[target] for target in late if "." not in target}
-        for target in [target for target in late if target not in here]:
-            import_module(target.rpartition(".")[0])
-            _change(target, changes[target], monkeypatch)
-        return judged_by_cells(claim_id, here)
-    import_module(home)
-    functions = [function for function, _ in anew._evidence.values()]
     for target in late:
-        assert resolve_name(target.partition("[")[0]) not in functions, f"{target}: expected no evidence function"
+        import_module(target.rpartition(".")[0])
         _change(target, changes[target], monkeypatch)
-    return anew.judge(claim_id)
+    return judged_by_cells(claim_id, here)
 
 
 def judged_by_cells(claim_id: str, changes: Mapping[str, Change]) -> Entry:

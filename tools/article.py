@@ -17,7 +17,7 @@ from typing import Any
 import typst
 import yaml
 
-from paper.claims import MEANINGS, Entry, stored
+from paper.claims import MEANINGS, Entry, ledger
 from paper.claims.severity import SEVERITIES, Severity
 from tools import readme
 
@@ -68,11 +68,6 @@ def words(text: str) -> str:
     return text.replace("`", "").replace("{,}", ",")
 
 
-def judged() -> list[Entry]:
-    """The ledger's entries, as they are stored."""
-    return [entry for entry, _ in stored(ROOT / "book" / "verdicts.json").values()]
-
-
 def ledger_table(entries: list[Entry]) -> list[list[str]]:
     """Counts of claims by document and by severity: a row of titles, one for each verdict, and one of sums."""
     documents = list(dict.fromkeys(entry.document for entry in entries))
@@ -112,17 +107,17 @@ def picture(name: str) -> tuple[str, bytes]:
 def gathered() -> dict[str, Any]:
     """What the article prints, by name."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    entries = judged()
-    ledger = ledger_table(entries)
+    entries = list(ledger().values())
+    counts = ledger_table(entries)
     values = readme.cell(readme.RESULTS, "values", "application/json")[1]
     known = {name: words(typst_math(text) if _is_formula(text) else text) for name, text in values.items()}
     about = {
         "version": f"version {cited['version']}",
         "author": cited["authors"][0]["name"],
-        "claims": ledger[-1][ledger[0].index("all")],
-        "substance": ledger[-1][ledger[0].index(Severity.SUBSTANCE)],
+        "claims": counts[-1][counts[0].index("all")],
+        "substance": counts[-1][counts[0].index(Severity.SUBSTANCE)],
     }
-    return {**known, **about, "ledger": ledger, "refuted": refuted_table(entries)}
+    return {**known, **about, "ledger": counts, "refuted": refuted_table(entries)}
 
 
 def _is_formula(text: str) -> bool:

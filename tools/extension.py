@@ -28,7 +28,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
 
 from paper.experiments import EXPERIMENTS, load
-from tools.notebooks import ROOT, SHOW_VERDICTS, VERDICTS
+from tools.notebooks import ROOT, SHOW_VERDICTS, judged
 
 CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
@@ -89,7 +89,7 @@ def date_timings(app: Any, document: nodes.document) -> None:
     if "paper.findings" in text:
         text += (ROOT / "paper" / "findings.py").read_text(encoding="utf-8")
     if path in SHOW_VERDICTS:  # each with the experiments that were read for it
-        text += VERDICTS.read_text(encoding="utf-8")
+        text += json.dumps([row["records"] for row in judged()])
     found = sorted({one for name, origins in timings().items() if f'"{name}"' in text for one in origins})
     if found:
         of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)

@@ -8,15 +8,14 @@ they were: no times are recorded, metadata are the same on every Python 3, and c
 timings) keep their outputs as long as their code and all code before it are unchanged; `--fresh` takes new ones.
 Notebooks run side by side, each with one thread unless OMP_NUM_THREADS says otherwise, but one that shows live timings
 runs alone. The time that a chapter or a guide took when its outputs were made is kept in `book/run-times.json`. The
-pages that show these times run last, and run again when one changes. Those that show all verdicts read
-`book/verdicts.json`, which is written before any of them runs.
+pages that show these times run last, and run again when one changes. Those that show all verdicts
+gather them from the executed chapters: they run after these, and run again when a verdict changes.
 """
 
 import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -39,8 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
-VERDICTS = ROOT / "book" / "verdicts.json"
-SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "how-to-read", "index", "ledger", "zh")]
+VERDICT_PAGES = ("artifact", "how-to-read", "index", "ledger", "results", "zh")
+SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in VERDICT_PAGES]
 CELL_TIMEOUT = 600  # seconds
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -207,7 +206,11 @@ def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Ca
 
 
 def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
-    """Execute notebooks, those that show run times last; returns for each whether it could be executed."""
+    """Execute notebooks; returns for each whether it could be executed.
+
+    Pages that show verdicts come after the chapters that judge, and run if a verdict changes; pages that show run times
+    come last.
+    """
     done = []
 
     def execute_some(some: Sequence[Path]) -> bool:
@@ -222,18 +225,20 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
                 kept |= record_time(path, seconds, changed=changed)
         return kept
 
-    if set(paths) & set(SHOW_VERDICTS):
-        write_verdicts()
-    kept = execute_some([path for path in paths if path not in SHOW_TIMES])
-    execute_some([path for path in SHOW_TIMES if kept or path in paths])
+    before = judged()
+    kept = execute_some([path for path in paths if path not in SHOW_TIMES and path not in SHOW_VERDICTS])
+    anew = judged() != before
+    execute_some([path for path in SHOW_VERDICTS if path not in SHOW_TIMES and (anew or path in paths)])
+    execute_some([path for path in SHOW_TIMES if kept or path in paths or (anew and path in SHOW_VERDICTS)])
     return done
 
 
-def write_verdicts() -> None:
-    """Run `tools.verdicts` in a process of its own, with a kernel's environment."""
-    command = [sys.executable, "-m", "tools.verdicts"]
-    if subprocess.run(command, cwd=ROOT, env=environment(VERDICTS), check=False).returncode:
-        raise NotebookError(f"{title(VERDICTS)} could not be written, for the reason above")
+def judged() -> list[Any]:
+    """What the stored chapters judged."""
+    from paper.claims.gathered import judged_in  # imports the library, which other uses of this module do not need
+
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    return [row for text in texts for row in judged_in(json.loads(text)["cells"])]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -247,11 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     paths = [path.resolve() for path in options.notebooks] or every_notebook()
     if options.command == "execute":
-        try:
-            done = execute_all(paths, fresh=options.fresh)
-        except NotebookError as failure:  # before any of them was begun
-            print(failure, file=sys.stderr)
-            return 1
+        done = execute_all(paths, fresh=options.fresh)
     else:
         done = [attempt(path, partial(check, path)) is not None for path in paths]
     if not all(done):

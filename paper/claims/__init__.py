@@ -1,34 +1,23 @@
 """The ledger of the sources' claims: what each says, what was found here, and the verdict a rule gives.
 
     from paper.claims import judge, ledger
-    judge("S0.1.2b").verdict
+    judge("S0.4.2d", printed(SAID, ours))  # in a cell of the chapter that derives it
+    ledger()["S0.4.2d"].verdict
 
 `verdicts` and `severity` define the possible results; `rules`, `settings` and `outcomes` hold the criteria; `parts`
-combines the parts of a claim; `evidence` decides each claim, by topic; `report` makes the boxes and tables of the book.
+combines the parts of a claim; `gathered` reads what the chapters judged; `report` makes the boxes and tables of the
+book; `shared` has what cells of several chapters compute with.
 """
 
 from paper.claims.catalogue import Catalogue, Claim, LedgerError
-from paper.claims.ledger import (
-    AWAITING,
-    Entry,
-    Ledger,
-    UnjudgedError,
-    catalogue,
-    evidence,
-    judge,
-    judge_all,
-    judge_each,
-    ledger,
-    stored,
-)
+from paper.claims.ledger import Entry, catalogue, judge, judge_each, ledger
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.parts import all_of
-from paper.claims.report import counts_table, counts_text, judged_here, ledger_table, rules_table, show, table
+from paper.claims.report import counts_table, counts_text, judged_here, ledger_table, rules_table, table
 from paper.claims.severity import SEVERITIES, Severity
 from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
 
 __all__ = [
-    "AWAITING",
     "MEANINGS",
     "PRECEDENCE",
     "RULES",
@@ -37,18 +26,14 @@ __all__ = [
     "Claim",
     "Entry",
     "Finding",
-    "Ledger",
     "LedgerError",
     "Severity",
-    "UnjudgedError",
     "Verdict",
     "all_of",
     "catalogue",
     "counts_table",
     "counts_text",
-    "evidence",
     "judge",
-    "judge_all",
     "judge_each",
     "judged_here",
     "ledger",
@@ -56,7 +41,5 @@ __all__ = [
     "loses_nothing",
     "outperforms",
     "rules_table",
-    "show",
-    "stored",
     "table",
 ]

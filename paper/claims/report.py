@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paper.claims import figures
-from paper.claims.ledger import AWAITING, Entry, catalogue, judge
+from paper.claims.ledger import Entry, catalogue
 from paper.claims.severity import SEVERITIES
 from paper.claims.verdicts import MEANINGS, RULES
 
@@ -57,12 +57,6 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, shared: str 
     return Shown(markdown, _aligned([list(headers), *cells], numeric))
 
 
-def show(*claim_ids: str) -> Shown:
-    """The entries of some claims, one box each."""
-    entries = [judge(claim_id) for claim_id in claim_ids]
-    return Shown("\n\n".join(map(entry_markdown, entries)), "\n".join(map(entry_text, entries)))
-
-
 def judged_here(*claim_ids: str) -> Shown:
     """A line at the head of a chapter: the claims that it judges, each linked to its derivation."""
     linked = ", ".join(f"[{claim_id}](#{claim_id})" for claim_id in claim_ids)
@@ -103,8 +97,7 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
     """
 
     def row(entry: Entry) -> tuple[str, str]:
-        name = f"[{entry.id}](#{entry.cell})" if entry.cell else entry.id
-        name = f'<span id="ledger-{entry.id}"></span>{name}'
+        name = f'<span id="ledger-{entry.id}"></span>[{entry.id}](#{entry.id})'
         severity = f"<br>*{entry.severity}*" if entry.severity else ""
         told = {part: f"*{part}:* {value}" for part, value in _told(entry)}
         told["said"] = f'<span class="said">{told["said"]}</span>'
@@ -122,8 +115,7 @@ def counts_table(entries: Sequence[Entry]) -> Shown:
     def row(name: str, chosen: Sequence[Entry]) -> Sequence[Any]:
         return name, *(sum(entry.document == document for entry in chosen) for document in documents), len(chosen)
 
-    awaiting = [AWAITING] if any(entry.awaits for entry in entries) else []
-    verdicts = [row(str(name), [e for e in entries if e.verdict == name]) for name in (*MEANINGS, *awaiting)]
+    verdicts = [row(str(name), [e for e in entries if e.verdict == name]) for name in MEANINGS]
     severities = [row(f"*{name}*", [e for e in entries if e.severity == name]) for name in SEVERITIES]
     return table([*verdicts, row("claims", entries), *severities], ("", *documents, "all"))
 
@@ -135,7 +127,7 @@ def counts_text(entries: Iterable[Entry]) -> str:
         return ", ".join(f"{found[name]} {name}" for name in names if found[name])
 
     found = Counter(name for entry in entries for name in (entry.verdict, entry.severity))
-    return "; severity: ".join(filter(None, map(counted, ([*MEANINGS, AWAITING], SEVERITIES))))
+    return "; severity: ".join(filter(None, (counted(MEANINGS), counted(SEVERITIES))))
 
 
 def rules_table() -> Shown:
@@ -207,7 +199,7 @@ def _plain(quote: str) -> str:
 
 
 def _evidence(entry: Entry) -> list[tuple[str, str]]:
-    """What was compared, part by part, and by which rules; nothing while the claim awaits its chapter."""
+    """What was compared, part by part, and by which rules."""
     whole = [("source", entry.source), ("ours", entry.ours)]
     parts = [(label, f"{verdict}; source: {source}; ours: {ours}") for label, verdict, source, ours in entry.parts]
     found = [*parts, ("remark", entry.remark)] if parts else whole
@@ -221,9 +213,7 @@ def _folded(evidence: str) -> str:
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:
-    """The verdict and its severity, or the part that it awaits; if brief, without the severity or the part's title."""
-    if entry.awaits:
-        return f"{entry.verdict} part {entry.awaits}" + ("" if brief else f", {catalogue().parts[entry.awaits]}")
+    """The verdict and its severity; if brief, the verdict alone."""
     return f"{entry.verdict}, {entry.severity}" if entry.severity and not brief else entry.verdict
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy
 
-from paper.claims.evidence.frozen_layer import PRODUCTS, VALUES_LAST, backward_counted, backward_products
+from paper.claims.shared.frozen_layer import PRODUCTS, VALUES_LAST, backward_counted, backward_products
 
 Formula = Any  # sympy's
 

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper.claims.evidence.frozen_layer import backward_products
+from paper.claims.shared.frozen_layer import backward_products
 from paper.plots import BLUE, GREEN, ORANGE, VERMILION
 from paper.schematics.drawing import Point, arrow, box, canvas, label
 

@@ -7,7 +7,7 @@ import pytest
 
 from ortho.__main__ import main as ortho
 from paper.__main__ import main as paper
-from paper.claims import stored
+from paper.claims import ledger
 from tools import readme
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_both_languages_have_the_same_answers():
 
 
 def test_the_chinese_page_lists_what_is_refuted_in_substance():
-    entries = {name: entry for name, (entry, _) in stored(ROOT / "book" / "verdicts.json").items()}
+    entries = ledger()
     wanted = [name for name, one in entries.items() if (one.verdict, one.severity) == ("refuted", "substance")]
     assert re.findall(r"^- \[(S[\w.]+)\]", printed("book/zh.ipynb", "refuted"), re.MULTILINE) == wanted
 

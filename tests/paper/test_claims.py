@@ -16,21 +16,17 @@ from paper.claims import (
     SEVERITIES,
     Entry,
     Finding,
-    Ledger,
     LedgerError,
     Verdict,
     all_of,
     catalogue,
     judge,
     ledger,
-    stored,
 )
-from paper.claims.catalogue import Catalogue, Claim, load
+from paper.claims.catalogue import load
 from paper.claims.figures import show, some, words
-from paper.claims.ledger import AWAITING
 from paper.claims.report import counts_table, counts_text, entry_markdown, escape, ledger_table, rules_table, table
 from paper.claims.rules import growth, holds
-from tools.notebooks import VERDICTS
 
 ROOT = Path(__file__).parents[2]
 FOUND = {"confirmed": holds("p", 0, 1), "corrected": growth("N^2", "N"), "refuted": holds("p", 2, 1)}
@@ -41,8 +37,8 @@ FOUND = {"confirmed": holds("p", 0, 1), "corrected": growth("N^2", "N"), "refute
 
 @cache
 def all_entries() -> list[Entry]:
-    """The whole ledger; `tests/book/test_verdicts.py` holds it to the evidence."""
-    return [entry for entry, _ in stored(VERDICTS).values()]
+    """The whole ledger, as the stored chapters have it; running these against their outputs judges anew."""
+    return list(ledger().values())
 
 
 MOST_WORDS = 50  # in a sentence, a formula counting as one; a longer sentence is not one to be read first
@@ -52,8 +48,8 @@ def test_every_claim_has_a_verdict_and_a_sentence():
     entries = all_entries()
     assert [entry.id for entry in entries] == list(catalogue().claims)
     for entry in entries:
-        assert entry.verdict in list(Verdict) and not entry.awaits
-        assert all((entry.chapter, entry.cell, entry.source, entry.ours))
+        assert entry.verdict in list(Verdict)
+        assert all((entry.chapter, entry.code, entry.source, entry.ours))
         assert set(entry.rule.split(", ")) <= RULES.keys()
         assert (entry.severity == "") == (entry.verdict in ("confirmed", "untestable"))
         assert entry.severity in {"", *SEVERITIES}
@@ -70,7 +66,7 @@ def _cells(path: Path) -> list[tuple[str, str]]:
 def test_each_verdict_is_derived_in_its_chapter(claim_id):
     """The chapter has the claim's anchor once, and below it a cell that judges it; no other chapter has it."""
     (entry,) = (entry for entry in all_entries() if entry.id == claim_id)
-    anchor = re.compile(rf"^\({re.escape(entry.cell)}\)=$", re.MULTILINE)
+    anchor = re.compile(rf"^\({re.escape(entry.id)}\)=$", re.MULTILINE)
     anchored = [
         (path.stem, number)
         for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -80,94 +76,25 @@ def test_each_verdict_is_derived_in_its_chapter(claim_id):
     ]
     assert [chapter for chapter, _ in anchored] == [entry.chapter]
     path = ROOT / "notebooks" / f"{entry.chapter}.ipynb"
-    if entry.code:
-        ids = [cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]]
-        assert ids.index(entry.code) > anchored[0][1]
-        return
-    below = _cells(path)[anchored[0][1] :]
-    shown = re.compile(rf"""\b(judge|show)\([^)]*["']{re.escape(claim_id)}["']""")
-    assert any(kind == "code" and shown.search(text) for kind, text in below)
+    ids = [cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]]
+    assert ids.index(entry.code) > anchored[0][1]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(path for path in (ROOT / "paper" / "claims" / "evidence").glob("*.py")), ids=lambda path: path.stem
-)
-def test_evidence_leaves_the_verdict_to_rules(path):
-    """No evidence module builds a Finding, names a verdict, or edits one."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+@pytest.mark.parametrize("claim_id", catalogue().claims)
+def test_cells_leave_the_verdict_to_rules(claim_id):
+    """No cell that judges builds or edits a Finding."""
+    entry = {one.id: one for one in all_entries()}[claim_id]
+    cells = json.loads((ROOT / "notebooks" / f"{entry.chapter}.ipynb").read_text("utf-8"))["cells"]
+    (source,) = ("".join(cell["source"]) for cell in cells if cell["id"] == entry.code)
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            assert called not in {"Finding", "Verdict", "replace", "_replace"}
-        if isinstance(node, ast.Name | ast.Attribute):
-            assert (node.id if isinstance(node, ast.Name) else node.attr) != "Verdict"
-        if isinstance(node, ast.Constant):
-            assert node.value not in list(Verdict)
+            assert called not in {"Finding", "_replace"}
 
 
-def _small_ledger(package: str = "") -> Ledger:
-    claim = Claim("S0.1a", "open", "I", "words", "1 A heading (line 7)", "its own words")
-    return Ledger(Catalogue({"S0": "A document"}, {"I": "A part"}, {claim.id: claim}), package)
-
-
-def _finding() -> Finding:
-    return holds("a property", 0.0, 1.0)
-
-
-def test_judge_runs_the_evidence_once():
-    runs = []
-    small = _small_ledger()
-    assert (small.judge("S0.1a").verdict, small.judge("S0.1a").awaits) == (AWAITING, "I")
-
-    @small.evidence("S0.1a", chapter="01-a-chapter")
-    def function():
-        runs.append(1)
-        return _finding()
-
-    entries = [small.judge("S0.1a"), *small.entries(), *small.entries("S0")]
-    assert [entry.verdict for entry in entries] == ["confirmed"] * 3
-    assert (entries[0].chapter, entries[0].cell, len(runs)) == ("01-a-chapter", "S0.1a", 1)
-
-
-def test_evidence_is_entered_once_for_known_claims():
-    small = _small_ledger()
-    small.evidence("S0.1a", chapter="01-a-chapter")(_finding)
-    with pytest.raises(LedgerError, match=r"S0\.1a: expected one evidence function, got .*_finding beside .*_finding"):
-        small.evidence("S0.1a", chapter="01-a-chapter")(_finding)
-    with pytest.raises(LedgerError, match=r"expected an id .* got 'S9\.9z'"):
-        small.evidence("S9.9z", chapter="01-a-chapter")
-    with pytest.raises(LedgerError, match=r"chapter: expected .* got 'The Layer\.ipynb'"):
-        small.evidence("S0.1a", chapter="The Layer.ipynb")
-
-
-@pytest.mark.parametrize("ask", [lambda: judge("S9.9z"), lambda: ledger("S9")])
-def test_unknown_names_raise(ask):
-    with pytest.raises(LedgerError, match="expected .* got 'S9"):
-        ask()
-
-
-@pytest.mark.bad_input
-def test_evidence_must_return_a_finding():
-    small = _small_ledger()
-    small.evidence("S0.1a", chapter="01-a-chapter")(lambda: "confirmed")
-    with pytest.raises(TypeError, match="expected to return a Finding of a rule, got 'confirmed'"):
-        small.judge("S0.1a")
-
-
-def test_a_failing_evidence_module_fails_alike_twice(tmp_path, monkeypatch):
-    """Evidence entered before the failure is taken back, so that the second attempt shows the same error."""
-    folder = tmp_path / "failing_evidence"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "s0.py").write_text(
-        "from failing_evidence import small\nsmall.evidence('S0.1a', chapter='01-a')(print)\nraise OSError('gone')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    import failing_evidence
-
-    failing_evidence.small = small = _small_ledger("failing_evidence")
-    for _ in range(2):
-        with pytest.raises(OSError, match="gone"):
-            small.judge("S0.1a")
+def test_unknown_documents_raise():
+    with pytest.raises(LedgerError, match="expected .* got 'S9'"):
+        ledger("S9")
 
 
 # -------------------------------------------------------------------------------------------------- damaged ledgers
@@ -294,7 +221,7 @@ def test_labels_with_commas_are_parted_by_semicolons():
 
 
 def test_a_box_shows_the_claim_and_what_was_found():
-    entry = judge("S0.4.2d")
+    entry = ledger()["S0.4.2d"]
     box, _, folded = entry_markdown(entry).partition('<details class="evidence">')
     assert entry._repr_markdown_() == entry_markdown(entry)
     first = entry.quote.splitlines()[0]
@@ -305,15 +232,11 @@ def test_a_box_shows_the_claim_and_what_was_found():
     assert all(part in box for part in ("S0.4.2d", entry.verdict, entry.where, first, entry.sentence))
     for part in ("S0.4.2d", entry.verdict, entry.where, first, entry.sentence, entry.source, entry.ours, entry.rule):
         assert part.split()[0] in repr(entry)
-    waiting = _small_ledger().judge("S0.1a")
-    assert f"awaiting part {waiting.awaits}, {catalogue().parts[waiting.awaits]}" in entry_markdown(waiting)
-    assert "<details" not in entry_markdown(waiting) and "found" not in repr(waiting)
 
 
 def _entry_of(finding: Finding, **changed: str) -> Entry:
-    small = _small_ledger()
-    small.evidence("S0.1a", chapter="01-a-chapter")(lambda: finding)
-    return replace(small.judge("S0.1a"), **changed)
+    (entry,) = judge("S0.1.1a", finding).entries
+    return replace(entry, **{"id": "S0.1a", "kind": "open", "note": "", **changed})
 
 
 def test_a_box_of_several_parts_has_them_line_by_line():
@@ -332,13 +255,13 @@ def test_a_box_of_several_parts_has_them_line_by_line():
 
 
 def test_marks_of_bold_type_are_dropped_from_quotations():
-    entry = _entry_of(_finding(), quote="**bold** and 2*3")
+    entry = _entry_of(FOUND["confirmed"], quote="**bold** and 2*3")
     assert r'<q lang="zh">bold and 2\*3</q>' in entry_markdown(entry)
     assert "bold and 2*3" in repr(entry)
 
 
 def test_a_note_stands_with_what_is_told():
-    entry = _entry_of(_finding(), note="It can be read as $x$.")
+    entry = _entry_of(FOUND["confirmed"], note="It can be read as $x$.")
     assert r"| note | It can be read as \$x\$. |" in entry_markdown(entry).partition("<details")[0]
     assert "note    It can be read as $x$." in repr(entry)
 
@@ -351,9 +274,7 @@ def test_tables_of_the_ledger_are_whole():
     text = ledger_table(all_entries()).markdown
     for entry in all_entries():
         assert f'| <span id="ledger-{entry.id}"></span>[{entry.id}](#{entry.id})<br>**{entry.verdict}**' in text
-    assert "S0.1a<br>**awaiting" in ledger_table([_small_ledger().judge("S0.1a")]).markdown
     assert all(rule in repr(rules_table()) for rule in RULES)
-    assert claims.show("S0.1.1a", "S0.1.1b").markdown.count("| claim |") == 2
     line = "**Claims judged here:** [S0.1.1a](#S0.1.1a), [S0.1.2a](#S0.1.2a)."
     assert claims.judged_here("S0.1.1a", "S0.1.2a").markdown == line
 
@@ -373,4 +294,3 @@ def test_claims_are_counted_by_verdict_and_by_severity():
     assert rows["*substance*"] == ["0", "1", "0", "0", "0", "1"]
     assert counts_text(entries) == "1 confirmed, 2 corrected, 1 refuted; severity: 2 wording, 1 substance"
     assert counts_text(entries[:1]) == "1 confirmed"
-    assert f"\n{AWAITING} " in repr(counts_table([*entries, _small_ledger().judge("S0.1a")]))

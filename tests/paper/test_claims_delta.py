@@ -1,6 +1,6 @@
 """Evidence on the delta rule, its gates and positions: its figures against others found independently."""
 
-from paper.claims.evidence import gates_and_losses as forms
+from paper.claims.shared import gates_and_losses as forms
 
 # ------------------------------------------------------------------------------------------------- Gains in the records
 

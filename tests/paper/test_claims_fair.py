@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from turning import stored_verdicts
+
+from paper.claims import ledger
 
 FOLDER = Path(__file__).parents[2] / "paper" / "claims" / "evidence"
 EVIDENCE = sorted({*FOLDER.glob("*.py")} - {FOLDER / "common.py"})  # its helpers are checked where they are called
@@ -60,7 +61,7 @@ SAME = {
 
 def verdict_of(claim_id: str, label: str) -> str:
     """The verdict of one part of a claim, as it is stored."""
-    entry, _ = stored_verdicts()[claim_id]
+    entry = ledger()[claim_id]
     parts = {name: verdict for name, verdict, *_ in entry.parts}
     assert label in parts, f"{claim_id}: expected one of {list(parts)}, got {label!r}"
     return parts[label]

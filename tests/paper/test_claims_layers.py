@@ -10,12 +10,11 @@ from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost import layer, of
 from ortho.cost.big_o import H, N, d
 from ortho.layers.synthesizer import SynthesizerAttention
-from paper.claims.evidence import methods
-from paper.claims.evidence.frozen_layer import PRODUCTS, backward_products
-from paper.claims.evidence.printed_models import (
+from paper.claims.shared import lookup, methods
+from paper.claims.shared.frozen_layer import PRODUCTS, backward_products
+from paper.claims.shared.printed_models import (
     whole_limit,
 )
-from paper.claims.shared import lookup
 
 # ---------------- The products found on autograd's graph are those that the closed forms declare and the counter counts
 

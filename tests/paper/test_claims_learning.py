@@ -4,8 +4,8 @@ import pytest
 from learning_fakes import CPU, digits, text
 
 from paper.claims import Verdict
-from paper.claims.evidence import does_freezing_hold as freezing
-from paper.claims.evidence import one_learned_head
+from paper.claims.shared import does_freezing_hold as freezing
+from paper.claims.shared import one_learned_head
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import images, language
 from paper.experiments.learning.synthetic import Learnt

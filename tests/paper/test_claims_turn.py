@@ -25,7 +25,7 @@ from paper.claims import Verdict, catalogue
 
 CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
 INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
-EVIDENCE = "paper.claims.evidence"
+SHARED = "paper.claims.shared"
 FIXED = "7 fixed + 1 learned"
 
 # Evidence modules are imported anew; checkers take their classes for the old ones, which have the same names.
@@ -113,7 +113,7 @@ KEEPS_SCORES = {"paper.memory.formula": lambda sound: lambda **kind: sound(**kin
 EVERY_CONSTANT_1 = layers(every_constant_1)
 HALF = ora(lambda cost, standard: replace(cost, forward=standard.forward / 2, backward=standard.backward / 2))
 # A layer that maps tokens by W_V before it averages them, whatever order is asked for.
-VALUES_FIRST = {f"{EVIDENCE}.frozen_layer.ValuesLast": constantly(lambda layer: layer)}
+VALUES_FIRST = {f"{SHARED}.frozen_layer.ValuesLast": constantly(lambda layer: layer)}
 # A backward pass of frozen layers that costs nothing leaves room for every speed-up that is claimed.
 FREE_BACKWARD = ora(lambda cost, standard: replace(cost, backward=0))
 # An optimiser that takes no time leaves what the products allow.
@@ -212,7 +212,7 @@ def lucky(sound):
     def drawn(projection, *, draw=0, **options):
         if draw != 1:
             return sound(projection, draw=draw, **options)
-        lookup = import_module("paper.claims.shared.lookup")  # the one that is imported anew
+        lookup = import_module(f"{SHARED}.lookup")  # the one that is imported anew
         return lookup.standard_solution(lookup.apart())
 
     return drawn
@@ -436,10 +436,10 @@ TURNS = {
     "S0.3.2a": Turn(REFUTED, PROJECTING_SYNTHESIZER),
     "S0.3.2b": Turn(REFUTED, mechanism("favor", quadratic)),
     # A head as wide as the layer has a feature for each entry that is looked up.
-    "S0.3.2c": Turn(REFUTED, {"paper.claims.shared.lookup.HEADS": constantly(1)}),
+    "S0.3.2c": Turn(REFUTED, {f"{SHARED}.lookup.HEADS": constantly(1)}),
     "S0.3.2d": Turn(
         CONDITIONAL,
-        {"paper.claims.shared.lookup.attention_layer": lucky} | records(errors(("frozen", "8 frozen"), 0.25)),
+        {f"{SHARED}.lookup.attention_layer": lucky} | records(errors(("frozen", "8 frozen"), 0.25)),
     ),
     "S0.3.2e": Turn(CONFIRMED, PROJECTING_SYNTHESIZER),
     "S0.3.3a": Turn(CONFIRMED, EVERY_CONSTANT_1),
@@ -477,7 +477,7 @@ TURNS = {
     "S0.5.3a": Turn(REFUTED, VALUES_FIRST),
     "S0.5.3b": Turn(REFUTED, FREE_UPDATE),
     "S1.1.1a": Turn(REFUTED, PER_PAIR),
-    "S1.1.1b": Turn(REFUTED, {f"{EVIDENCE}.layer.kept": constantly(lambda form="reference": N**2 * d)}),
+    "S1.1.1b": Turn(REFUTED, {f"{SHARED}.layer.kept": constantly(lambda form="reference": N**2 * d)}),
     "S1.1.1c": Turn(CONFIRMED, {"SCENARIOS": hundredfold}),
     "S1.1.2a": Turn(
         CORRECTED, {"ortho.cost.feed_forward": lambda sound: lambda B, N, d, **kind: sound(B, N, d, 2 * d, **kind)}
@@ -557,8 +557,8 @@ TURNS = {
     "S2.3.1a": Turn(  # projections by diagonal matrices, and nothing kept but the scores
         CORRECTED,
         {
-            f"{EVIDENCE}.layer.time": lambda sound: lambda: sound() - 8 * N * d**2 + 8 * N * d,
-            f"{EVIDENCE}.layer.kept": lambda sound: lambda *_: H * N**2,
+            f"{SHARED}.layer.time": lambda sound: lambda: sound() - 8 * N * d**2 + 8 * N * d,
+            f"{SHARED}.layer.kept": lambda sound: lambda *_: H * N**2,
         },
     ),
     "S2.3.2a": Turn(REFUTED, {"ortho.theory.kernels.features_of": giving(lambda features: features[:, :-1])}),
@@ -591,7 +591,7 @@ TURNS = {
     "S2.4.3d": Turn(  # layers train all their matrices, whatever the projection
         REFUTED, {"ortho.cost.layer": lambda layer: lambda *sizes, projection="", **o: layer(*sizes, **o)}
     ),
-    "S2.4.4a": Turn(REFUTED, {"paper.claims.shared.lookup.linear_solution": giving(without_values)}),
+    "S2.4.4a": Turn(REFUTED, {f"{SHARED}.lookup.linear_solution": giving(without_values)}),
     "S2.5.2a": Turn(CONDITIONAL, records(reached("bleu_fraction", 2, "8 frozen"), "translation")),
     "S2.5.3a": Turn(CONFIRMED, records(some_frozen_heads_do_better, "bytes")),
     "S2.5.3b": Turn(
@@ -602,7 +602,7 @@ TURNS = {
     "S2.6a": Turn(CONFIRMED, {"published_field": constantly(as_cited)}),
     "S3.1a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S3.1b": Turn(REFUTED, QUADRATIC),
-    "S3.1c": Turn(CONFIRMED, {"paper.claims.shared.linear_attention.WIDTH": constantly(64)}),  # as wide as it is long
+    "S3.1c": Turn(CONFIRMED, {f"{SHARED}.linear_attention.WIDTH": constantly(64)}),  # as wide as it is long
     "S3.1d": Turn(REFUTED, mechanism("softmax", costing(forward=lambda cost, B, N, *_: N * cost.forward))),
     "S3.1e": Turn(CONFIRMED, {"multiplied": constantly(hidden)}),
     "S3.1f": Turn(
@@ -632,7 +632,7 @@ TURNS = {
         CORRECTED, {"ortho.attention.sparse.dilated.NeitherFarNorMultiple.mask": giving(torch.ones_like)}
     ),
     "S4.1b": Turn(REFUTED, records(timed(0.01, "sdpa masked"), "pattern-speed")),
-    "S4.1c": Turn(REFUTED, {"paper.claims.shared.inputs.WINDOW": constantly(1)}),
+    "S4.1c": Turn(REFUTED, {f"{SHARED}.inputs.WINDOW": constantly(1)}),
     "S4.2a": Turn(REFUTED, {"ortho.theory.associativity.flops": EXCHANGED}),
     "S4.2b": Turn(CONFIRMED, {"printed_code": constantly(padding_left_out)}),
     "S4.2c": Turn(REFUTED, records(reached("correct_fraction", 0.05, "linear", "FAVOR+"), "images")),

@@ -13,9 +13,8 @@ from ortho.__main__ import main as library
 from ortho.attention import MECHANISMS
 from ortho.attention.positional.patterns import PATTERNS
 from ortho.layers.synthesizer import SOURCES
-from paper import claims
 from paper.__main__ import main
-from paper.claims import judge
+from paper.claims import ledger
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,22 +26,28 @@ def test_mechanisms(capsys):
     assert all(f" {name}" in listed for names in (MECHANISMS, PROJECTIONS, HEADS, PATTERNS, SOURCES) for name in names)
 
 
-def test_claims(capsys, monkeypatch):
-    few = [judge(name) for name in ("S0.1.1a", "S3.1b", "S3.3f")]  # all evidence takes a minute
-    monkeypatch.setattr(claims, "ledger", lambda document: [one for one in few if document in (None, one.document)])
-    assert main(["claims", "--json"]) == 0
+def test_claims(capsys):
+    few = {name: ledger()[name] for name in ("S3.1b", "S0.1.1a")}
+    assert main(["claims", "--json", *few]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["id"], row["verdict"], row["chapter"], row["ours"]) for row in rows] == [
-        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in few
+        (entry.id, entry.verdict, entry.chapter, entry.ours) for entry in few.values()
     ]
     assert main(["claims", "--document", "S3"]) == 0
     out = capsys.readouterr().out
     assert "S3.3f (property)" in out
     assert "S0.1.1a" not in out
-    assert out.splitlines()[-1].startswith("2 claims: ")
-    assert main(["claims", "S3.1b", "S0.1.1a"]) == 0
+    assert out.splitlines()[-1].startswith(f"{len(ledger('S3'))} claims: ")
+    assert main(["claims", *few]) == 0
     out = capsys.readouterr().out
-    assert out == f"{judge('S3.1b')!r}\n\n{judge('S0.1.1a')!r}\n\n2 claims: 2 confirmed\n"
+    assert out == f"{few['S3.1b']!r}\n\n{few['S0.1.1a']!r}\n\n2 claims: 2 confirmed\n"
+    assert "judged: notebooks/01-the-standard-layer.ipynb, cell judge-orders" in out
+
+
+@pytest.mark.nightly
+def test_a_claim_is_judged_anew_by_its_chapter(capsys):
+    assert main(["claims", "--run", "S0.1.1a"]) == 0
+    assert capsys.readouterr().out == f"{ledger()['S0.1.1a']!r}\n\n1 claim: 1 confirmed\n"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paper.claims import LedgerError, judge, judge_each
+from paper.claims import LedgerError, judge, judge_each, ledger
 from paper.claims.gathered import MIME, chapters, verdicts
 from paper.claims.ledger import judged_anew
 from paper.claims.rules import counted, growth, holds
@@ -97,4 +97,4 @@ def test_an_executed_cell_is_judged_as_the_ledger_has_it():
     name, row = next(iter(verdicts().items()))
     path = ROOT / "notebooks" / f"{row['chapter']}.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    assert judged_anew(name, cells, row["chapter"]) == judge(name)
+    assert judged_anew(name, cells, row["chapter"]) == ledger()[name]
