@@ -13,7 +13,15 @@ from paper.claims.catalogue import Catalogue, Claim, LedgerError
 from paper.claims.ledger import Entry, catalogue, judge, judge_each, ledger
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.parts import all_of
-from paper.claims.report import counts_table, counts_text, judged_here, ledger_table, rules_table, table
+from paper.claims.report import (
+    counts_table,
+    counts_text,
+    judged_here,
+    ledger_table,
+    not_judged_table,
+    rules_table,
+    table,
+)
 from paper.claims.severity import SEVERITIES, Severity
 from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
 
@@ -39,6 +47,7 @@ __all__ = [
     "ledger",
     "ledger_table",
     "loses_nothing",
+    "not_judged_table",
     "outperforms",
     "rules_table",
     "table",

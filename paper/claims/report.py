@@ -5,9 +5,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from paper.claims import figures
+from paper.claims.catalogue import read_toml
 from paper.claims.ledger import Entry, catalogue
 from paper.claims.severity import SEVERITIES
 from paper.claims.verdicts import MEANINGS, RULES
@@ -128,6 +130,13 @@ def counts_text(entries: Iterable[Entry]) -> str:
 
     found = Counter(name for entry in entries for name in (entry.verdict, entry.severity))
     return "; severity: ".join(filter(None, (counted(MEANINGS), counted(SEVERITIES))))
+
+
+def not_judged_table() -> Shown:
+    """The statements of the sources that no claim judges, and why."""
+    statements = read_toml(files(__package__) / "not_judged.toml")["statements"]
+    rows = [(one["document"], escape(one["where"]), escape(one["left"])) for one in statements]
+    return table(rows, ("document", "section", "not judged"))
 
 
 def rules_table() -> Shown:
