@@ -48,11 +48,6 @@ def constantly(value: Any) -> Change:
     return lambda _: value
 
 
-def answering(value: Any) -> Change:
-    """Replaces a function by one that returns this value for all arguments."""
-    return lambda _: lambda *args, **kwargs: value
-
-
 def giving(change: Change) -> Change:
     """Replaces a function by one that changes what the sound one returns."""
     return lambda sound: lambda *args, **kwargs: change(sound(*args, **kwargs))
