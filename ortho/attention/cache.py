@@ -105,23 +105,20 @@ class Cache(ABC):
             raise ValueError(f"k: expected {room}, got {n}")
         if function is not None:
             self._function = function
-        masks = {} if key_mask is None else {"attn_mask": self._mask(key_mask, q)}
-        o = self._attend(q, k, v, scale, {**masks, **gates})
+        if key_mask is not None:
+            if not sums_keys(self.function):
+                how = "decode prompts of equal length together, as LanguageModel.generate does"
+                wanted = f"None with {self.attention!r}, which keeps all keys"
+                raise ValueError(f"key_mask: expected {wanted}, got a mask: {how}")
+            checks.mask(key_mask, (len(q), n), "key_mask")
+            gates = {"attn_mask": key_mask[:, None, None], **gates}
+        o = self._attend(q, k, v, scale, gates)
         self.length += n
         return o
 
     @abstractmethod
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
         """`attend` after `length` tokens; `given` are gates and a mask of the new keys."""
-
-    def _mask(self, key_mask: Tensor, q: Tensor) -> Tensor:
-        """The mask (B, 1, 1, n) of the new keys."""
-        if not sums_keys(self.function):
-            wanted = f"None with {self.attention!r}, which keeps all keys"
-            how = "decode prompts of equal length together, as LanguageModel.generate does"
-            raise ValueError(f"key_mask: expected {wanted}, got a mask: {how}")
-        checks.mask(key_mask, (len(q), q.shape[-2]), "key_mask")
-        return key_mask[:, None, None]
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -188,12 +185,17 @@ class KeyValueCache(Cache):
         keys[..., self.length : stop, :], values[..., self.length : stop, :] = k, v
         if n > 1 and not self.length:
             return self._whole(q, k, v, scale)
-        mask = None if n == 1 else torch.ones(n, stop, dtype=torch.bool, device=q.device).tril(stop - n)
-        return _shared_attention(self.function, q, keys[..., :stop, :], values[..., :stop, :], mask, scale)
+        return self._read(q, keys[..., :stop, :], values[..., :stop, :], scale)
 
     def _whole(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
         """The outputs of the first tokens."""
         return self.function(q, repeat_kv(k, _heads(q)), repeat_kv(v, _heads(q)), is_causal=True, scale=scale)
+
+    def _read(self, q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        """The outputs of the newest tokens' queries."""
+        n, M = q.shape[-2], keys.shape[-2]
+        mask = None if n == 1 else torch.ones(n, M, dtype=torch.bool, device=q.device).tril(M - n)
+        return _shared_attention(self.function, q, keys, values, mask, scale)
 
     def _keys_values(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The slots of keys and values. Raises for tokens that they would take by broadcasting or casting."""
@@ -233,53 +235,45 @@ class RingCache(KeyValueCache):
     """
 
     def __init__(self, attention: str, capacity: int | None, form: str = "fast", options: Any = None) -> None:
-        pattern = MECHANISMS[attention].make(**(options or {}))
-        remembered: Any = pattern.kv_window() or (capacity, 0)
-        first, ring = remembered
-        super().__init__(attention, capacity if first is None or capacity else first + ring, form, options)
-        self.slots = min(self.slots, first + ring)
-        self.capacity, self._pattern, self._first, self._ring = capacity, pattern, first, ring
-        self._positions = torch.full((self.slots,), -1, device="cpu")  # the token in each slot; on the CPU, as indices
+        self._pattern = MECHANISMS[attention].make(**(options or {}))
+        window: tuple[int, int] = self._pattern.kv_window() or (0, capacity or 0)
+        self._first, self._last = window
+        super().__init__(attention, capacity or sum(window) or None, form, options)
+        self.slots, self.capacity = min(self.slots, sum(window)), capacity
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, given: dict[str, Any]) -> Tensor:
         if self._made_for[1] == "fast":  # tokens are read by the fused kernel
             wanted = f"width {k.shape[-1]} like q, for the fused kernel"
             checks.expect(v.shape[-1] == k.shape[-1], "v", wanted, v.shape[-1])
-        held, n = self._keys_values(q, k, v, given), k.shape[-2]
+        n, first, last = k.shape[-2], self._first, self._last
+        if self.length + n <= self.slots:
+            return super()._attend(q, k, v, scale, given)
+        slots, held = self._keys_values(q, k, v, given), min(self.length, self.slots)
+        oldest = first + (self.length - first) % last
         if n == 1:  # it is stored first: the token that it replaces is out of its reach
-            slot = self._slot(self.length)
-            for slots, x in zip(held, (k, v), strict=True):
-                slots[..., slot, :] = x[..., 0, :]
-            self._positions[slot] = self.length
-            return self._read(q, *held, self._positions, scale)
-        new = torch.arange(self.length, self.length + n, device="cpu")
-        if self.length:
-            keys, values = (torch.cat(pair, -2) for pair in zip(held, (k, v), strict=True))
-            o = self._read(q, keys, values, torch.cat([self._positions, new]), scale)
-        else:
-            o = self._whole(q, k, v, scale)
-        if self._ring:  # of tokens that share a slot, the last one stays
-            new = new[(new < self._first) | (new > int(new[-1]) - self._ring)]
-        places = torch.tensor([self._slot(position) for position in new.tolist()], device="cpu")
-        self._positions[places] = new
-        rows, places = (index.to(k.device) for index in (new - self.length, places))
-        for slots, x in zip(held, (k, v), strict=True):
-            slots.index_copy_(-2, places, x.index_select(-2, rows))
+            for x, y in zip(slots, (k, v), strict=True):
+                x[..., oldest, :] = y[..., 0, :]
+            return self._read(q, slots[0], slots[1], scale)
+        parts = slice(0, min(first, held)), slice(oldest, held), slice(first, min(oldest, held))
+        in_order = [
+            torch.cat([*(x[..., part, :] for part in parts), y], -2) for x, y in zip(slots, (k, v), strict=True)
+        ]
+        keys, values = in_order
+        o = self._read(q, keys, values, scale) if held else self._whole(q, k, v, scale)
+        for x, y in zip(slots, in_order, strict=True):
+            x[..., :first, :] = y[..., :first, :]
+            x[..., first:, :] = y[..., -last:, :].roll((self.length + n - first) % last, -2)
         return o
 
-    def _slot(self, position: int) -> int:
-        """The slot of the token at this position."""
-        return position if position < self._first else self._first + (position - self._first) % self._ring
-
-    def _read(self, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float | None) -> Tensor:
-        """The outputs of the newest tokens' queries, over keys at these positions; -1 marks an empty slot."""
-        n = q.shape[-2]
-        i = torch.arange(self.length, self.length + n, device="cpu")[:, None]
-        allowed = self._pattern.rule(True)(i, positions) & (positions >= 0)  # (n, keys)
+    def _read(self, q: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        (n, held), stop = (q.shape[-2], keys.shape[-2]), self.length + q.shape[-2]
+        j = torch.arange(held, device="cpu")
+        if held < stop:  # the first few, and the last few: in order, or for a single token in the ring
+            j[self._first :] += stop - held if n > 1 else (stop - 1 - j[self._first :]) // self._last * self._last
+        allowed = self._pattern.rule(True)(torch.arange(self.length, stop, device="cpu")[:, None], j)  # (n, held)
         read = allowed.any(0)
-        if not bool(read.all()):
-            picked = read.nonzero()[:, 0]
-            allowed, picked = allowed[:, picked], picked.to(keys.device)
+        if not read.all():
+            allowed, picked = allowed[:, read], read.nonzero()[:, 0].to(keys.device)
             keys, values = keys.index_select(-2, picked), values.index_select(-2, picked)
         if not keys.shape[-2]:
             return values.new_zeros(*q.shape[:-1], values.shape[-1])
@@ -319,14 +313,10 @@ class PartsCache(Cache):
 
 
 def _shared_attention(
-    softmax: Callable[..., Any],
-    q: Float[Tensor, "*heads n K"],
-    keys: Float[Tensor, "*kv_heads M K"],
-    values: Float[Tensor, "*kv_heads M V"],
-    mask: Bool[Tensor, "n M"] | None,
-    scale: float | None,
-) -> Float[Tensor, "*heads n V"]:
-    """Softmax attention to keys that several query heads share: each key is read once for all of them.
+    softmax: Callable[..., Any], q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Softmax attention of q (..., H, n, K) to keys (..., G, M, K) that several query heads share, under a mask (n, M):
+    each key is read once for all of them.
 
     The query heads that share keys become rows of one product, (..., H, n, K) -> (..., G, H/G n, K).
     """
@@ -335,8 +325,7 @@ def _shared_attention(
         return softmax(q, keys, values, attn_mask=mask, scale=scale)
     rows = q.unflatten(-3, (G, -1)).flatten(-3, -2)
     mask = None if mask is None else mask.repeat(rows.shape[-2] // n, 1)
-    o = softmax(rows, keys, values, attn_mask=mask, scale=scale)
-    return o.unflatten(-2, (-1, n)).flatten(-4, -3)
+    return softmax(rows, keys, values, attn_mask=mask, scale=scale).unflatten(-2, (-1, n)).flatten(-4, -3)
 
 
 def _heads(x: Tensor) -> int:
