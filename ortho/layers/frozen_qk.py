@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ortho import checks
 from ortho._typing import Bool, Float
 from ortho.attention.softmax.frozen_qk import recomputed_attention
-from ortho.heads import repeat_kv, split_heads
+from ortho.heads import repeat_kv
 from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
 
@@ -66,7 +65,7 @@ class FrozenQKAttention(MultiheadAttention):
             return super().forward(x, **others)
         checks.sequence("x", x, self.d_model)
         mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
-        v = repeat_kv(split_heads(linear(x, self.weight_v, self.bias_v), self.num_kv_heads), self.num_heads)
+        v = repeat_kv(self._values(x), self.num_heads)
         return self._merge(recomputed_attention(x, v, self._constants(), attn_mask=mask, is_causal=is_causal))
 
     def _constants(self) -> nn.Module:

@@ -37,9 +37,10 @@ from ortho.attention.softmax.frozen_qk import (
     frozen_qk_attention_reference,
     recomputed_attention,
 )
-from ortho.heads import frozen, merge_heads, new_weight, split_heads, token_mask
+from ortho.heads import frozen, split_heads, token_mask
+from ortho.layers.heads import Heads, alone
 from ortho.orthogonal import DRAWS
-from ortho.projections.projection import Projection, head_sizes
+from ortho.projections.projection import Projection
 from ortho.projections.structured import StructuredProjection
 
 STRUCTURED = "structured"
@@ -197,14 +198,14 @@ class InductionProjection(Projection):
         return f"{super().extra_repr()}, {own}"
 
 
-class InductionHeads(nn.Module):
+class InductionHeads(Heads):
     """Softmax attention with one frozen projection for queries and keys, where each key is made from the token before.
 
     `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
     constants: only the values have a gradient (`softmax.frozen_qk`), for which q and k are computed again. `sink`
-    is the sink's score as a share of a match's, None for no sink. W_V (`weight_v`, (H V, d)) and W_O (`weight_o`,
-    (d, H V)) are trained; V is `head_dim`, by default d/H. `key_dim` is at least V and by default V; with a sink and a
-    dense draw its default is max(V, min(d, 64)). The reference form materialises the weights.
+    is the sink's score as a share of a match's, None for no sink. `key_dim` is at least the width V of the values
+    (`Heads`' `head_dim`) and by default V; with a sink and a dense draw its default is max(V, min(d, 64)). The
+    reference form materialises the weights.
 
     In a `LanguageModel` with `max_length=None`, untrained heads of 16 numbers give the right one of 40 tokens a weight
     of about .97; beside embeddings of places, which make tokens differ, of less than half.
@@ -234,10 +235,9 @@ class InductionHeads(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(d_model, num_heads, head_dim=head_dim)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
-        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
         if key_dim is not None:
             checks.positive_int("key_dim", key_dim)
         self.key_dim = default_key_dim(d_model, self.head_dim, sink, draw) if key_dim is None else key_dim
@@ -249,9 +249,7 @@ class InductionHeads(nn.Module):
             checks.expect(key_dim * num_heads <= d_model, "key_dim", room, key_dim)
         self.projection = InductionProjection(d_model, num_heads, head_dim=self.key_dim, **own, **kind)
         self.form, self.sink = form, sink
-        width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
-        self.weight_v = new_weight(width, d_model, fans=fans, **kind)
-        self.weight_o = new_weight(d_model, width, fans=fans, **kind)
+        self._make_maps(**kind)
 
     def forward(
         self,
@@ -267,7 +265,9 @@ class InductionHeads(nn.Module):
         """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
         checks.sequence("x", x, self.d_model)
         if cache is not None:
-            return self._decoded(x, cache, is_causal, attn_mask, key_padding_mask, initial_state, return_state)
+            masks: dict[str, Any] = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+            alone(is_causal, **masks, initial_state=initial_state, return_state=return_state)
+            return self._decoded(x, cache)
         keys = None if initial_state is not None else x.shape[1]
         mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
         v, cut = self._values(x), return_state or initial_state is not None
@@ -290,23 +290,14 @@ class InductionHeads(nn.Module):
     def _sink_score(self) -> float | None:
         return None if self.sink is None else self.sink * self.projection.sharpness * sqrt(self.key_dim)
 
-    def _values(self, x: Tensor) -> Float[Tensor, "B H N V"]:
-        return split_heads(linear(x, self.weight_v), self.num_heads)
-
-    def _merge(self, o: Float[Tensor, "B H N V"]) -> Float[Tensor, "B N d"]:
-        """Heads side by side, then W_O."""
-        return linear(merge_heads(o), self.weight_o)
-
     def _function(self, *qkv: Tensor, **call: Any) -> Any:
         """Attention by the layer's form and sink."""
         attend = frozen_qk_attention if self.form == "fast" else frozen_qk_attention_reference
         return attend(*qkv, sink=self._sink_score, **call)
 
     @torch.no_grad()
-    def _decoded(self, x: Tensor, cache: KeyValueCache, is_causal: bool, *others: Any) -> Tensor:
+    def _decoded(self, x: Tensor, cache: KeyValueCache) -> Tensor:
         cache.fits("InductionHeads")
-        if not is_causal or any(other is not None and other is not False for other in others):
-            raise ValueError("cache: expected in a causal call without mask or state")
         q, k, after = self.projection.step(x, None, cache.beside or None)
         o = self._merge(cache.attend(q, k, self._values(x), function=self._function))
         cache.beside = after

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from ortho import checks
@@ -12,11 +12,12 @@ from ortho._typing import Bool, Float, State
 from ortho.attention import MECHANISMS
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
-from ortho.heads import merge_heads, new_bias, new_weight, split_heads
+from ortho.heads import split_heads
+from ortho.layers.heads import Heads
 from ortho.projections import LearnedProjection
 
 
-class LongformerAttention(nn.Module):
+class LongformerAttention(Heads):
     """Attention over `GlobalLocal(width, tokens)` with separate projections for its first `tokens`, the global ones.
 
     `projection_global` and `weight_v_global` make the queries of the global tokens, and the keys and values that these
@@ -43,13 +44,12 @@ class LongformerAttention(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(d_model, num_heads)
         self.form = checks.one_of("form", form, checks.FORMS)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         self.projection = LearnedProjection(d_model, num_heads, bias=bias, **kind)
-        self.d_model, self.num_heads, self.pattern = d_model, num_heads, GlobalKeys(width, tokens)
-        self.weight_v, self.weight_o = (new_weight(d_model, d_model, **kind) for _ in range(2))
-        self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
+        self.pattern = GlobalKeys(width, tokens)
+        self._make_maps(bias=bias, **kind)
         self.projection_global = copy.deepcopy(self.projection)
         self.weight_v_global, self.bias_v_global = copy.deepcopy((self.weight_v, self.bias_v))
 
@@ -81,12 +81,9 @@ class LongformerAttention(nn.Module):
         outputs = [MECHANISMS["softmax"].form(self.form)(q, k, v, attn_mask=rows)]
         if first < N:
             attend = pattern_attention if self.form == "fast" else pattern_attention_reference
-            q, k = self.projection(x)
-            v = split_heads(linear(x, self.weight_v, self.bias_v), self.num_heads)
-            o: Any = attend(q, k, v, pattern=self.pattern, attn_mask=mask)
+            o: Any = attend(*self.projection(x), self._values(x), pattern=self.pattern, attn_mask=mask)
             outputs.append(o[:, :, first:])
-        o = torch.cat(outputs, 2)  # (B, H, N, K)
-        return linear(merge_heads(o), self.weight_o, self.bias_o)
+        return self._merge(torch.cat(outputs, 2))
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}, pattern={self.pattern}, form={self.form!r}"

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import linear
 
 from ortho import checks
 from ortho._typing import Bool, Float, State
@@ -15,29 +14,27 @@ from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache, new_cache
 from ortho.attention.options import check_names, check_options, described, options_of, sums_keys
 from ortho.gates import Gate
-from ortho.heads import merge_heads, new_bias, new_weight, repeat_kv, split_heads
+from ortho.heads import repeat_kv
+from ortho.layers.heads import Heads, alone
 from ortho.projections import PROJECTIONS, Projection, by_matrices
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(Heads):
     r"""Multi-head attention, $Y = \mathrm{concat}_j\, A(q_j, k_j, v_j)\, W_O$.
 
     `projection` makes q and k: a name of `ortho.PROJECTIONS` ('learned', 'frozen', 'stopped', ...), a class of
     projections, or a module. `attention` is a name of `ortho.MECHANISMS`, or a function or module with the mechanisms'
     signature, such as `RandomFeatureAttention`. The standard layer is learned x softmax (Vaswani et al. 2017, section
     3.2.2), orthogonal random attention is frozen x softmax. `form` chooses the mechanism's 'reference' or 'fast' form;
-    a function or module has its own. `options` are the attention's own: `attention="window", width=64`. W_V and W_O
-    (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`) are always trained, and so are their biases, which `bias`
-    adds. `embed_dim` is another name of `d_model`.
+    a function or module has its own. `options` are the attention's own: `attention="window", width=64`. `Heads` makes
+    W_V and W_O and has `head_dim`; `bias` adds biases to all four maps. `embed_dim` is another name of `d_model`.
 
     While training, each attention weight is set to 0 with probability `dropout` (Srivastava et al. 2014), by PyTorch's
     global generator, as in `torch.nn.MultiheadAttention`. The definition then computes the weights, N x M for each
     head. Only softmax attention has dropout: the fast forms of other mechanisms have no weights.
 
     `num_kv_heads`, a divisor of `num_heads`, is the number of heads of keys and values. Neighbouring heads of queries
-    share them (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention). With `head_dim` there
-    may be any number of heads, each of that width: W_V is (G K, d) and W_O (d, H K). Their entries start with the
-    variance of a layer whose heads together are as wide as x.
+    share them (grouped queries, Ainslie et al. 2023, arXiv:2305.13245; 1: multi-query attention).
 
     A mechanism's further operands (`Mechanism.gates`) are made by gates, which are always trained, from the keys'
     tokens or the queries' (`Mechanism.query_gates`); `gates` replaces them: `{"beta": ReflectingWriteStrength}`. A
@@ -69,26 +66,21 @@ class MultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
         checks.expect(d_model is None or embed_dim is None, "embed_dim", "none beside d_model", embed_dim)
         d_model = checks.positive_int("d_model", embed_dim if d_model is None else d_model)
         num_heads = checks.positive_int("num_heads", num_heads)
+        super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         sizes = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
         self.projection = _projection(projection, d_model, num_heads, **sizes, **kind)
         if not self.projection.own_tokens:
             wanted = "one that makes a token's query and key from that token alone"
             raise ValueError(f"projection: expected {wanted}, got {type(self.projection).__name__}")
-        self.d_model, self.num_heads = d_model, num_heads
-        self.head_dim, self.num_kv_heads = self.projection.head_dim, self.projection.num_kv_heads
         batch_first = options.pop("batch_first", True)  # as users of PyTorch's layer write it
         checks.expect(batch_first is True, "batch_first", "True, as x is (B, N, d)", batch_first)
         self.attention, self.form, self.options = attention, form, options
         makers = self._check_attention(gates or {})
-        fans = None if head_dim is None else 2 * d_model
-        self.weight_v = new_weight(self.projection.kv_width, d_model, fans=fans, **kind)
-        self.weight_o = new_weight(d_model, self.projection.q_width, fans=fans, **kind)
-        self.bias_v, self.bias_o = (new_bias(w) if bias else None for w in (self.weight_v, self.weight_o))
+        self._make_maps(bias=bias, **kind)
         own = {**kind, **({} if head_dim is None else {"head_dim": head_dim})}  # not every gate knows of other widths
         self.gates = nn.ModuleDict({name: make(d_model, num_heads, **own) for name, make in makers.items()})
         self.dropout, entry = checks.probability("dropout", dropout), self._entry
@@ -173,7 +165,7 @@ class MultiheadAttention(nn.Module):
         checks.sequence("x", x, self.d_model)
         if cache is not None:
             others: dict[str, Any] = {"context": context, "attn_mask": attn_mask, "initial_state": initial_state}
-            _alone(is_causal, **others, return_state=return_state, need_weights=need_weights)
+            alone(is_causal, **others, return_state=return_state, need_weights=need_weights)
             return self._decoded(x, cache, key_padding_mask)
         cut, mask = initial_state is not None or return_state, None
         if attn_mask is not None or key_padding_mask is not None:
@@ -223,14 +215,10 @@ class MultiheadAttention(nn.Module):
         """q (B, H, N, K), k and v (B, G, M, K), and the gates."""
         q, k = self.projection(x, context)
         source = x if context is None else context
-        v = split_heads(linear(source, self.weight_v, self.bias_v), self.num_kv_heads)
+        v = self._values(source)
         if self._of_queries is None:
             return q, k, v, {}
         return q, k, v, {name: gate(x if name in self._of_queries else source) for name, gate in self.gates.items()}
-
-    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
-        """Heads side by side, then W_O."""
-        return linear(merge_heads(o), self.weight_o, self.bias_o)
 
     def _weights(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Float[Tensor, "B H N M"]:
         """The attention weights, after dropout, by the definition: its outputs for the identity as values."""
@@ -341,11 +329,3 @@ def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projec
             f"got {(*got, made.bias_q is not None)}"
         )
     return made
-
-
-def _alone(is_causal: bool, **others: Any) -> None:
-    """Raise ValueError unless a call with a cache is causal and has no other arguments."""
-    checks.expect(is_causal, "is_causal", "True beside a cache", "False")
-    for name, value in others.items():
-        if value is not None and value is not False:
-            raise ValueError(f"{name}: expected none beside a cache, got {checks.describe(value)}")

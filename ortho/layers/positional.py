@@ -5,8 +5,6 @@ from math import log
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import linear
 
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
@@ -18,8 +16,7 @@ from ortho.attention.positional.positional_attention import (
     positional_attention,
     positional_attention_reference,
 )
-from ortho.heads import merge_heads, new_weight, split_heads
-from ortho.projections import head_sizes
+from ortho.layers.heads import Heads, alone
 
 __all__ = ["PositionalHeads", "sinusoidal_positions"]
 
@@ -27,13 +24,12 @@ __all__ = ["PositionalHeads", "sinusoidal_positions"]
 DEFAULT = ("previous", "recent", "left")
 
 
-class PositionalHeads(nn.Module):
+class PositionalHeads(Heads):
     """Attention whose heads have fixed patterns of positions, and neither queries nor keys.
 
     `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default the heads are divided among
     `DEFAULT`. Neighbouring heads with equal patterns are computed together. `empty` says what a row without any weight
-    returns (`positional_attention`). W_V (`weight_v`, (H K, d)) and W_O (`weight_o`, (d, H K)) are trained; K
-    is `head_dim`, by default d/H.
+    returns (`positional_attention`). `Heads` has W_V, W_O and `head_dim`.
 
     Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
     Tiedemann 2020 (arXiv:2002.10260): `HybridAttention` puts kinds of heads side by side.
@@ -55,17 +51,13 @@ class PositionalHeads(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        super().__init__(d_model, num_heads, head_dim=head_dim)
         self.patterns = shared_out(num_heads) if patterns is None else named(patterns)
         checks.expect(
             len(self.patterns) == num_heads, "patterns", f"one for each of {num_heads} heads", len(self.patterns)
         )
         self.form, self.empty = form, checks.one_of("empty", empty, EMPTY)
-        width, fans = self.head_dim * num_heads, None if head_dim is None else 2 * d_model
-        kind: dict[str, Any] = {"fans": fans, "generator": generator, "dtype": dtype, "device": device}
-        self.weight_v = new_weight(width, d_model, **kind)
-        self.weight_o = new_weight(d_model, width, **kind)
+        self._make_maps(generator=generator, dtype=dtype, device=device)
 
     def forward(
         self,
@@ -89,11 +81,10 @@ class PositionalHeads(nn.Module):
         if initial_state is not None and key_padding_mask is not None:
             raise ValueError("key_padding_mask: expected None beside an initial_state, got a mask")
         attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
-        v = split_heads(linear(x, self.weight_v), self.num_heads)
+        v = self._values(x)
         if cache is not None:
             cache.fits("PositionalHeads")
-            if not is_causal or return_state or any(x is not None for x in (attn_mask, words, initial_state)):
-                raise ValueError("cache: expected in a causal call without mask, words or state")
+            alone(is_causal, attn_mask=attn_mask, words=words, initial_state=initial_state, return_state=return_state)
             with torch.no_grad():
                 return self._merge(cache.attend(v, v, v, function=self._called))
         kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
@@ -111,10 +102,6 @@ class PositionalHeads(nn.Module):
     def _attend(self, v: Tensor, **kwargs: Any) -> Any:
         attend = positional_attention if self.form == "fast" else positional_attention_reference
         return attend(v, self.patterns, empty=self.empty, **kwargs)
-
-    def _merge(self, o: Float[Tensor, "B H N K"]) -> Float[Tensor, "B N d"]:
-        """Heads side by side, then W_O."""
-        return linear(merge_heads(o), self.weight_o)
 
     def extra_repr(self) -> str:
         names = ", ".join(pattern.name for pattern in self.patterns)

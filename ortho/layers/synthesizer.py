@@ -21,7 +21,7 @@ from ortho._typing import Bool, Float, Size, State
 from ortho.attention.call import blocked_pairs, no_autocast
 from ortho.attention.scores import masked_softmax
 from ortho.heads import new_weight, split_heads
-from ortho.projections import head_sizes
+from ortho.layers.heads import Heads
 
 
 class Seen(NamedTuple):
@@ -250,20 +250,18 @@ SOURCES: dict[str, type[LogitSource]] = {
 }
 
 
-class SynthesizerAttention(nn.Module):
+class SynthesizerAttention(Heads):
     r"""Multi-head Synthesizer for sequences of at most `max_length` tokens, without biases.
 
     `source` is where the logits come from: a name of `SOURCES`, a `LogitSource` of these sizes, or several of either.
-    A shorter sequence uses the first positions. W_V and W_O (`weight_v`, `weight_o`, stored as in `torch.nn.Linear`)
-    are always trained.
+    A shorter sequence uses the first positions. `Heads` has W_V and W_O.
 
     Several sources are mixed, $\sum_i \alpha_i S_i$, with a trained share for each; the shares sum to 1 (Tay et al.
     2021, section 3). They are the softmax of `mixing`, the same for all heads and equal at first; for two sources this
     is the sigmoid of the authors' code.
 
-    With `head_dim` there may be any number of heads, each of that width: W_V is (H K, d) and W_O (d, H K). Their
-    entries start with the variance of a layer whose heads together are as wide as x. Sources must then depend on
-    positions alone ("random", "fixed-random", "factored-random"); a source module has H K as its d_model.
+    With `head_dim` (`Heads`) sources must depend on positions alone ("random", "fixed-random", "factored-random"); a
+    source module has H K as its d_model.
 
     Raises TypeError or ValueError, naming the argument, for sizes below 1, for d_model not divisible by num_heads, for
     unknown sources or sources of other sizes, and for a source that looks at the tokens if `head_dim` is given.
@@ -283,8 +281,7 @@ class SynthesizerAttention(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        super().__init__(d_model, num_heads, head_dim=head_dim)
         self.max_length = checks.positive_int("max_length", max_length)
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         given = [source] if isinstance(source, str | LogitSource) else source
@@ -294,9 +291,7 @@ class SynthesizerAttention(nn.Module):
         self.mixing = nn.Parameter(torch.zeros(len(self.sources), dtype=dtype, device=device)) if mixed else None
         if head_dim is not None:
             by_position(type(one) for one in self.sources)
-        width, fans = self.num_heads * self.head_dim, None if head_dim is None else 2 * d_model
-        self.weight_v = new_weight(width, d_model, fans=fans, **options)
-        self.weight_o = new_weight(d_model, width, fans=fans, **options)
+        self._make_maps(**options)
 
     def _source(self, source: str | LogitSource, options: dict[str, Any]) -> LogitSource:
         """The source of that name, or the given one if it has the layer's sizes."""
@@ -354,7 +349,7 @@ class SynthesizerAttention(nn.Module):
     def _state(self, x: Tensor, past: State | None) -> State:
         """The values, and what the sources carry, for these tokens after those of the past: (B, H, M, K) each."""
         checks.sequence("x", x, self.d_model)
-        new = [split_heads(linear(x, self.weight_v), self.num_heads)]  # (B, H, N, K)
+        new = [self._values(x)]  # (B, H, N, K)
         for source in self.sources:
             new += source.state(x)
         if past is None:

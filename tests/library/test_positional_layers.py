@@ -85,9 +85,9 @@ BAD = [
     (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), "attn_mask: expected a mask of keys"),
     (lambda m, x: m(x, is_causal=True, initial_state=(x, x)), "initial_state: expected a tuple of tensors"),
     (lambda m, x: m(x, return_state=True), "return_state: expected none in a call that is not causal"),
-    (lambda m, x: m(x, cache=m.new_cache()), "cache: expected in a causal call without mask, words or"),
-    (lambda m, x: decoded(m, x[:, :2], return_state=True), "cache: expected in a causal call without mask"),
-    (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "cache: expected in a causal call with"),
+    (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),
+    (lambda m, x: decoded(m, x[:, :2], return_state=True), "return_state: expected none beside a cache, got bool"),
+    (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "attn_mask: expected none beside a cache"),
     (lambda m, x: decoded(m, x), "expected at most 4 tokens more in a cache of capacity 4, got 6"),
 ]
 
