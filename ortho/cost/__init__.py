@@ -9,14 +9,13 @@ from ortho._cost import Cost
 from ortho.cost import mechanisms as mechanisms
 from ortho.cost.counting import Counts, of
 from ortho.cost.layers import hybrid, layer
-from ortho.cost.models import block, encoder_decoder, feed_forward, model, text_encoder, vision_transformer
+from ortho.cost.models import block, feed_forward, model, text_encoder, vision_transformer
 from ortho.cost.synthesizers import synthesizer
 
 __all__ = [
     "Cost",
     "Counts",
     "block",
-    "encoder_decoder",
     "feed_forward",
     "hybrid",
     "layer",

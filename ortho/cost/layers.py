@@ -17,9 +17,8 @@ from ortho.cost.attention import positional_attention, shared_heads
 from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
-from ortho.layers.induction import SINK, STRUCTURED, default_key_dim
+from ortho.layers.induction import SINK, default_key_dim
 from ortho.layers.positional import shared_out
-from ortho.orthogonal import DRAWS
 from ortho.projections import PROJECTIONS
 from ortho.projections.structured import factors, sufficient_rounds
 
@@ -197,24 +196,21 @@ def induction_heads(
     key_dim: Size = None,
     tokens: Size = 1,
     sink: float | None = None,
-    draw: str = "haar",
     form: str = "fast",
     causal: bool = False,
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """Cost of `InductionHeads(d, H)` on x (B, N, d); structured draws need numbers for d, H and the widths; a sink
-    needs `key_dim` or numbers.
+    """Cost of `InductionHeads(d, H)` on x (B, N, d); a sink needs `key_dim` or numbers.
 
     Keys are the queries of the token before, so one product makes both. The fast form recomputes them in the backward
     pass.
     """
     V, n = head_width(d, H, head_dim), tokens
-    K = key_dim if key_dim is not None else V if sink is None else default_key_dim(d, V, sink, draw)
+    K = key_dim if key_dim is not None else V if sink is None else default_key_dim(d, V, sink)
     passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K
-    by_signs = one_of("draw", draw, (*DRAWS, STRUCTURED)) == STRUCTURED
-    made = _made("structured-stopped" if by_signs else "stopped", B, N, d, K, H, bias=False, **passes)
+    made = _made("stopped", B, N, d, K, H, bias=False, **passes)
     made = made * n + Cost(state_bytes=itemsize * B * (width + (n - 1) * d))
     core = frozen_qk_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
     again = Cost(backward=made.forward if form == "fast" else 0)
@@ -278,34 +274,3 @@ def hybrid(
     K = head_width(d, H)
     call: dict[str, Any] = {"head_dim": K, "causal": causal, "input_grad": input_grad, "itemsize": itemsize}
     return added(*(COSTS[str(kind)](B, N, d, count, **call, **options) for kind, count, options in split(heads, H)))
-
-
-def cross_layer(
-    B: Size,
-    N: Size,
-    M: Size,
-    d: Size,
-    H: Size,
-    *,
-    head_dim: Size = None,
-    num_kv_heads: Size = None,
-    bias: bool = False,
-    projection: str = "learned",
-    attention: str = "softmax",
-    form: str = "fast",
-) -> Cost:
-    """Cost of `MultiheadAttention(d, H)` from x (B, N, d) to a context (B, M, d), which both need a gradient: FLOPs of
-    matrix products, and parameters. The other figures are not derived.
-
-    `FrozenQKAttention` costs the same here: it exchanges its backward pass only in self-attention. Raises TypeError or
-    ValueError as the layer does, and for an attention other than softmax.
-    """
-    one_of("attention", attention, ("softmax",))
-    K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
-    frozen = projection_cost(projection, B, N, d, H, K, G, bias=bias).frozen
-    made: dict[str, Any] = {"bias": bias, "input_grad": True, "itemsize": 4}
-    q, k = (_made(projection, B, n, d, K, heads, **made) for n, heads in ((N, H), (M, G)))
-    values, merged = linear_map(B, M, d, K * G, bias=bias), linear_map(B, N, H * K, d, bias=bias)
-    pair = softmax_cost(B, 1, H, K, K, form=form, qk_grad=_passes_gradient(projection))
-    whole = added(q, k, values, merged, pair * (N * M))
-    return replace(whole, frozen=frozen, **NOT_DERIVED)

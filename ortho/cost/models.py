@@ -4,19 +4,14 @@ The loss is not included: counts end at what `forward` returns. An encoder reads
 so its decoding costs are 0.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ortho._cost import Cost, linear_map
 from ortho._typing import Size
-from ortho.checks import describe, expect, one_of
-from ortho.cost.layers import NOT_DERIVED, added, cross_layer, hybrid, layer, positional_heads, stopped_layer
-from ortho.layers.frozen_qk import FrozenQKAttention
-from ortho.layers.hybrid import HybridAttention
-from ortho.layers.multihead import MultiheadAttention
-from ortho.layers.positional import PositionalHeads
-from ortho.models.embeddings import POSITIONS
+from ortho.checks import expect
+from ortho.cost.layers import NOT_DERIVED, added, layer
 
 
 def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
@@ -177,72 +172,3 @@ def _of_first(B: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
     """Cost of a linear map of the first token."""
     made = linear_map(B, 1, d, outputs, bias=True, itemsize=itemsize)
     return replace(made, decode=0)
-
-
-COSTS: Mapping[Any, Callable[..., Cost]] = {
-    MultiheadAttention: layer,
-    FrozenQKAttention: stopped_layer,
-    HybridAttention: hybrid,
-    PositionalHeads: positional_heads,
-}
-_CROSS = {MultiheadAttention: "learned", FrozenQKAttention: "structured-stopped"}  # with their default projections
-
-
-def encoder_decoder(
-    B: Size,
-    M: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    L: Size,
-    *,
-    vocab_size: Size,
-    max_length: Size | None,
-    positions: str = "learned",
-    shared_embeddings: bool = True,
-    encoder: Mapping[str, Any] | None = None,
-    decoder: Mapping[str, Any] | None = None,
-    cross: Mapping[str, Any] | None = None,
-    d_ff: Size = None,
-    bias: bool = False,
-) -> Cost:
-    """FLOPs of matrix products, and parameters, of `EncoderDecoder(vocab_size, d, H, L, max_length=max_length, ...)` on
-    sources (B, M) and targets (B, N), with the model's own settings of its layers. Other figures are not derived.
-
-    A mask of the source's tokens does not change the cost: padding is computed, too. Raises TypeError or
-    ValueError as the model does, and for a layer that has no closed form here.
-    """
-    for name, length in (("M", M), ("N", N)):
-        _has_room(name, length, max_length)
-    parts: dict[str, Any] = {"d_ff": d_ff, "bias": bias}
-    read = block(B, M, d, **_settings("encoder", H, encoder), **parts)
-    write = block(B, N, d, causal=True, **_settings("decoder", H, decoder), **parts)
-    cross = {"num_heads": H, **(cross or {})}
-    made = cross.pop("layer", MultiheadAttention)
-    if made not in _CROSS:
-        raise TypeError(f"cross: expected the layer {_names(_CROSS)}, got {describe(made)}")
-    beside = cross_layer(B, N, M, d, cross.pop("num_heads"), **{"projection": _CROSS[made], "bias": bias, **cross})
-    places = 0 if max_length is None else 2 * max_length * d
-    fixed = one_of("positions", positions, POSITIONS) == "sinusoidal"
-    norms = (L + 2) * (1 + int(bias)) * d  # a decoder's block has one more, and each stack ends with one
-    vectors = (1 if shared_embeddings else 2) * vocab_size * d
-    logits = 2 * B * N * d * vocab_size
-    ends = Cost(
-        forward=logits,
-        backward=2 * logits,
-        trained=norms + vectors + (0 if fixed else places),
-        frozen=places if fixed else 0,
-    )
-    return replace(added(read, write, beside) * L + ends, **NOT_DERIVED)
-
-
-def _settings(name: str, H: Size, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A layer's settings as `block` takes them: its closed form in place of its class."""
-    found = {"num_heads": H, "layer": MultiheadAttention, **(settings or {})}
-    if found["layer"] not in COSTS:
-        raise TypeError(f"{name}: expected the layer {_names(COSTS)}, got {describe(found['layer'])}")
-    return {"H": found.pop("num_heads"), **found, "layer": COSTS[found["layer"]]}
-
-
-def _names(classes: Mapping[Any, Any]) -> str:
-    return " or ".join(one.__name__ for one in classes)

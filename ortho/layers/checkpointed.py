@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortho._typing import Float, State
+from ortho._typing import Float
 from ortho.attention import MECHANISMS
 from ortho.checks import describe, expect, one_of, positive_int
 
@@ -22,8 +22,8 @@ from ortho.checks import describe, expect, one_of, positive_int
 class Checkpointed(nn.Module):
     """A sequence of blocks, in `segments` whose lengths differ by at most one; by default each block is a segment.
 
-    Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Checkpointed(model.blocks)])`. A call
-    with a state usually needs no gradient, so it recomputes nothing; its state holds each block's state.
+    Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Checkpointed(model.blocks)])`. Such a
+    model still reads with states and caches, which each block has for itself, and recomputes nothing then.
 
     Raises ValueError for no blocks, and for `segments` above the number of blocks.
     """
@@ -40,33 +40,22 @@ class Checkpointed(nn.Module):
         self,
         x: Float[Tensor, "B N d"],
         *,
-        initial_state: State | None = None,
+        initial_state: object = None,
         return_state: bool = False,
         cache: object = None,
         **kwargs: Any,
-    ) -> Any:
-        """x (B, N, d) -> (B, N, d); with `return_state`, (y, the blocks' states).
+    ) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) -> (B, N, d).
 
-        Raises ValueError for a cache: each block needs one of its own (`LanguageModel.new_caches`).
+        Raises ValueError for a state or a cache: each block needs one of its own.
         """
-        expect(cache is None, "cache", "None, as each block needs its own", describe(cache))
-        if initial_state is None and not return_state:
-            for segment in self._split():
-                x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
-            return x
-        states = [None] * len(self.blocks) if initial_state is None else initial_state
-        if not isinstance(states, tuple | list) or len(states) != len(self.blocks):
-            wanted = f"a tuple of {len(self.blocks)} states, one a block"
-            raise ValueError(f"initial_state: expected {wanted}, got {describe(initial_state)}")
-        new = []
-        for block, state in zip(self.blocks, states, strict=True):
-            x, after = block(x, initial_state=state, return_state=True, **kwargs)
-            new.append(after)
-        return (x, tuple(new)) if return_state else x
-
-    def _split(self) -> list[list[nn.Module]]:
-        places = torch.arange(len(self.blocks)).tensor_split(self.segments)
-        return [[self.blocks[place] for place in segment.tolist()] for segment in places]
+        for name, given in {"initial_state": initial_state, "cache": cache}.items():
+            expect(given is None, name, "None, as each block needs its own", describe(given))
+        expect(not return_state, "return_state", "False, as each block has a state of its own", return_state)
+        for places in torch.arange(len(self.blocks)).tensor_split(self.segments):
+            segment = [self.blocks[place] for place in places.tolist()]
+            x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)
+        return x
 
 
 class CheckpointedAttention(nn.Module):

@@ -25,7 +25,7 @@ from math import sqrt
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from ortho import checks
@@ -41,9 +41,7 @@ from ortho.heads import frozen, split_heads, token_mask
 from ortho.layers.heads import Heads, alone
 from ortho.orthogonal import DRAWS
 from ortho.projections.projection import Projection
-from ortho.projections.structured import StructuredProjection
 
-STRUCTURED = "structured"
 SHARPEST = 4.0  # the largest default c
 SINK = 0.9  # for heads that read nothing where nothing matches
 SELECTIVE_WIDTH = 64  # of the keys of such heads
@@ -54,43 +52,25 @@ def default_sharpness(K: int) -> float:
     return min(sqrt(K), SHARPEST)
 
 
-def default_key_dim(d: int, V: int, sink: float | None, draw: str) -> int:
-    """The default width of keys for values of width V in a layer of width d: V, but max(V, min(d, 64)) with a sink.
-
-    Structured draws keep V, since all their heads together have room for d numbers.
-    """
-    return V if sink is None or draw == STRUCTURED else max(V, min(d, SELECTIVE_WIDTH))
-
-
-class _Rotation(StructuredProjection):
-    """Sign flips and small transforms: one set, in place of one for queries and one for keys."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_parameter("signs_k", None)
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
-        """x (B, N, d) -> (B, H, N, K), laid out in memory token by token, as a product with a matrix leaves it."""
-        del context
-        return self._rotated(x, self.signs_q, self.num_heads).transpose(1, 2).contiguous().transpose(1, 2)
+def default_key_dim(d: int, V: int, sink: float | None) -> int:
+    """The default width of keys for values of width V in a layer of width d: V, but max(V, min(d, 64)) with a sink."""
+    return V if sink is None else max(V, min(d, SELECTIVE_WIDTH))
 
 
 class InductionProjection(Projection):
     """x (B, N, d) -> q and k (B, H, N, K) by the module's formulas, without gradients.
 
     `head_dim` is K, by default d/H, `tokens` is n, the number of last tokens that are compared, and `sharpness` c.
-    `draw` names the law of R, one of `ortho.orthogonal.DRAWS`, or 'structured': sign flips and small transforms
-    (`StructuredProjection`), for heads of at most d numbers together. Heads are drawn in groups, as many as fit into d,
-    and the rows of a group are orthogonal.
+    `draw` names the law of R, one of `ortho.orthogonal.DRAWS`. Heads are drawn in groups, as many as fit into d, and
+    the rows of a group are orthogonal.
 
     The first token has no predecessor: its key is 0, so its score is the mean score of tokens that do not match. Where
     several tokens are compared, those before the sequence count as 0, too. So does a token that is not there.
 
-    Raises TypeError or ValueError, naming the argument, for sizes below 1, for an unknown draw, for a sharpness that is
-    not positive, and for structured heads that are too wide.
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, for an unknown draw, and for a sharpness
+    that is not positive.
     """
 
-    weight: Tensor
     frozen = True
     stop_gradient = True
     own_tokens = False
@@ -110,19 +90,12 @@ class InductionProjection(Projection):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim)
-        self.tokens, self.draw = (
-            checks.positive_int("tokens", tokens),
-            checks.one_of("draw", draw, (*DRAWS, STRUCTURED)),
-        )
+        self.tokens, self.draw = checks.positive_int("tokens", tokens), checks.one_of("draw", draw, DRAWS)
         self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
         checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
-        if draw == STRUCTURED:
-            sizes: dict[str, Any] = {"head_dim": self.head_dim, "generator": generator}
-            self.rotations = nn.ModuleList(_Rotation(d_model, num_heads, **sizes, **kind) for _ in range(tokens))
-        else:
-            drawn = [self._draw(generator, **kind) for _ in range(tokens)]
-            self.weight = frozen(torch.stack(drawn))  # (n, H K, d)
+        drawn = [self._draw(generator, **kind) for _ in range(tokens)]
+        self.weight = frozen(torch.stack(drawn))  # (n, H K, d)
 
     def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
         """Rows of unit length for all heads, in groups of heads that fit into d, each with orthogonal rows."""
@@ -178,15 +151,12 @@ class InductionProjection(Projection):
 
     def _projected(self, x: Float[Tensor, "B N d"], j: int) -> Float[Tensor, "B H N K"]:
         """R_j x."""
-        if self.draw == STRUCTURED:
-            made: Tensor = self.rotations[j](x)
-            return made
         return split_heads(linear(x, self.weight[j]), self.num_heads)
 
     @property
     def weight_q(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
         """R_0 of all heads, the matrix of queries and keys if one token is compared."""
-        return self.rotations[0].weight_q if self.draw == STRUCTURED else self.weight[0]  # type: ignore[return-value]
+        return self.weight[0]
 
     @property
     def weight_k(self) -> Float[Tensor, "q d"]:  # type: ignore[override]
@@ -204,8 +174,7 @@ class InductionHeads(Heads):
     `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
     constants: only the values have a gradient (`softmax.frozen_qk`), for which q and k are computed again. `sink`
     is the sink's score as a share of a match's, None for no sink. `key_dim` is at least the width V of the values
-    (`Heads`' `head_dim`) and by default V; with a sink and a dense draw its default is max(V, min(d, 64)). The
-    reference form materialises the weights.
+    (`Heads`' `head_dim`) and by default V, with a sink max(V, min(d, 64)). The reference form materialises the weights.
 
     In a `LanguageModel` with `max_length=None`, untrained heads of 16 numbers give the right one of 40 tokens a weight
     of about .97; beside embeddings of places, which make tokens differ, of less than half.
@@ -240,13 +209,10 @@ class InductionHeads(Heads):
         own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
         if key_dim is not None:
             checks.positive_int("key_dim", key_dim)
-        self.key_dim = default_key_dim(d_model, self.head_dim, sink, draw) if key_dim is None else key_dim
+        self.key_dim = default_key_dim(d_model, self.head_dim, sink) if key_dim is None else key_dim
         wanted = f"at least the values' width {self.head_dim}"
         checks.expect(self.key_dim >= self.head_dim, "key_dim", wanted, key_dim)
         checks.expect(sink is None or 0 < sink < 1, "sink", "a number in (0, 1)", sink)
-        if draw == STRUCTURED and key_dim is not None:
-            room = f"at most d_model / num_heads = {d_model // num_heads} for structured heads"
-            checks.expect(key_dim * num_heads <= d_model, "key_dim", room, key_dim)
         self.projection = InductionProjection(d_model, num_heads, head_dim=self.key_dim, **own, **kind)
         self.form, self.sink = form, sink
         self._make_maps(**kind)

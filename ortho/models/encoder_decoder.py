@@ -19,7 +19,7 @@ from ortho.models.embeddings import (
     new_embeddings,
     token_indices,
 )
-from ortho.models.generation import check_sampling, next_token
+from ortho.models.generation import check_sampling, continued
 
 
 class EncoderDecoder(nn.Module):
@@ -160,15 +160,8 @@ class EncoderDecoder(nn.Module):
         check_sampling(temperature, top_k, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         most = self._most(start, stop, max_length)
-        caches = self.new_caches(most)
-        token, ended = source.new_full((len(source), 1), start), source.new_zeros(len(source), 1, dtype=torch.bool)
-        drawn: list[Tensor] = []
-        while len(drawn) < most and not bool(ended.all()):
-            logits = self(source, token, source_mask, caches=caches)[:, -1]
-            token = next_token(logits, **how).to(token.dtype).masked_fill(ended, stop)  # (B, 1)
-            drawn.append(token)
-            ended = ended | (token == stop)
-        return torch.cat(drawn, 1)
+        read = partial(self, source, source_mask=source_mask, caches=self.new_caches(most))
+        return continued(read, source.new_full((len(source), 1), start), most, stop, **how)
 
     def _most(self, start: int, stop: int, max_length: int | None) -> int:
         """The largest number of tokens to write, after a check of all three arguments."""

@@ -1,6 +1,8 @@
 """Choosing the next tokens."""
 
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +44,26 @@ def next_token(
         before = ordered.cumsum(-1) - ordered  # the chances of all likelier tokens
         chances = chances.masked_fill((before >= top_p).gather(-1, tokens.argsort(-1)), 0)
     return torch.multinomial(chances.float(), 1, generator=generator)
+
+
+def continued(
+    read: Callable[[Tensor], Tensor], tokens: Int[Tensor, "B N"], count: int, stop: int | None, **how: Any
+) -> Int[Tensor, "B n"]:
+    """Up to `count` tokens (B, n) that follow `tokens` (B, N), drawn one after the other; `how` is `next_token`'s.
+
+    `read` maps further tokens to their logits, and remembers them. A row ends with the token `stop`, which also fills
+    the places after it; drawing ends when all rows have.
+    """
+    last = tokens
+    drawn: list[Tensor] = []
+    ended = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
+    while len(drawn) < count and not (stop is not None and bool(ended.all())):
+        last = next_token(read(last)[:, -1], **how).to(tokens.dtype)
+        if stop is not None:
+            last = last.masked_fill(ended, stop)
+            ended = ended | (last == stop)
+        drawn.append(last)
+    return torch.cat(drawn, 1)
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:

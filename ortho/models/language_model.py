@@ -21,7 +21,7 @@ from ortho.models.embeddings import (
     new_embeddings,
     token_indices,
 )
-from ortho.models.generation import check_sampling, next_token
+from ortho.models.generation import check_sampling, continued
 
 
 class LanguageModel(nn.Module):
@@ -92,11 +92,13 @@ class LanguageModel(nn.Module):
             if initial_state is not None or return_state:
                 raise ValueError("caches: expected None beside initial_state or return_state")
             return self._decoded(tokens, caches, key_padding_mask)
-        past, states = self._earlier(initial_state)
+        stateful = initial_state is not None or return_state
+        blocks = self._one_by_one() if stateful else self.blocks
+        past, states = self._earlier(initial_state, len(blocks))
         x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
         masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # not every layer takes them
         new_states = []
-        for block, state in zip(self.blocks, states, strict=True):
+        for block, state in zip(blocks, states, strict=True):
             x = block(x, is_causal=True, initial_state=state, return_state=return_state, **masks)
             if return_state:
                 x, state = x
@@ -150,7 +152,7 @@ class LanguageModel(nn.Module):
             check_token("stop", stop, self.vocab_size)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         if key_padding_mask is None:
-            return torch.cat([tokens, self._continued(tokens, count, stop, how).to(tokens.dtype)], 1)
+            return torch.cat([tokens, self._continued(tokens, count, stop, how)], 1)
         mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
         lengths = (~key_padding_mask).sum(1)
         checks.expect(lengths.all(), "key_padding_mask", "a token in each row", "one of padding alone")
@@ -161,17 +163,18 @@ class LanguageModel(nn.Module):
             rows = (lengths == length).nonzero()[:, 0]
             prompts = tokens[rows][~key_padding_mask[rows]].view(len(rows), -1)
             found = self._continued(prompts, count, stop, how)
-            drawn[rows, : found.shape[1]] = found.to(drawn.dtype)
+            drawn[rows, : found.shape[1]] = found
             most = max(most, found.shape[1])
         return torch.cat([tokens, drawn[:, :most]], 1)
 
-    def _earlier(self, initial_state: Any) -> tuple[int, Sequence[Any]]:
-        """The number of tokens read before, and each block's state."""
+    @staticmethod
+    def _earlier(initial_state: Any, count: int) -> tuple[int, Sequence[Any]]:
+        """The number of tokens read before, and the state of each of `count` blocks."""
         if initial_state is None:
-            return 0, [None] * len(self.blocks)
+            return 0, [None] * count
         pair = isinstance(initial_state, tuple | list) and len(initial_state) == 2
-        if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != len(self.blocks):
-            wanted = f"the number of tokens read and {len(self.blocks)} states, one a block"
+        if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != count:
+            wanted = f"the number of tokens read and {count} states, one a block"
             raise ValueError(f"initial_state: expected {wanted}, got {checks.describe(initial_state)}")
         checks.expect(initial_state[0] >= 0, "initial_state", "a number of tokens of at least 0", initial_state[0])
         return initial_state[0], initial_state[1]
@@ -179,16 +182,8 @@ class LanguageModel(nn.Module):
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
         """The tokens drawn after prompts without padding: `count` columns, or fewer if all rows have ended."""
         check_length("tokens", tokens.shape[1] + count - 1, 0, self.max_length)  # the last one is not read
-        caches, last = self.new_caches(tokens.shape[1] + count), tokens
-        drawn: list[Tensor] = []
-        ended = torch.zeros(len(tokens), 1, dtype=torch.bool, device=tokens.device)
-        while len(drawn) < count and not (stop is not None and bool(ended.all())):
-            last = next_token(self(last, caches=caches)[:, -1], **how)
-            if stop is not None:
-                last = last.masked_fill(ended, stop)
-                ended = ended | (last == stop)
-            drawn.append(last)
-        return torch.cat(drawn, 1)
+        caches = self.new_caches(tokens.shape[1] + count)
+        return continued(partial(self, caches=caches), tokens, count, stop, **how)
 
     @torch.no_grad()
     def _decoded(self, tokens: Tensor, caches: Sequence[Cache], padding: Tensor | None) -> Tensor:

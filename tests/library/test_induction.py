@@ -25,7 +25,7 @@ from ortho.projections import FrozenProjection
 # Sums of at most 1e2 rounded products of size 1 in float64, magnified by exponentials of scores up to 16.
 close = partial(torch.testing.assert_close, atol=1e-11, rtol=1e-11)
 FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
-DRAWS = ["haar", "gaussian", "structured"]
+DRAWS = ["haar", "gaussian"]
 B, N, WIDTH, H, K = 2, 9, 24, 4, 6
 
 
@@ -35,10 +35,7 @@ def heads(form="fast", *, dtype=torch.float64, width=WIDTH, count=H, seed=1, **k
 
 def matrices(projection):
     """R_j of each head, (n, H, K, d)."""
-    if projection.draw != "structured":
-        return projection.weight.unflatten(1, (projection.num_heads, -1))
-    eye = torch.eye(projection.d_model, dtype=torch.float64)[None]
-    return torch.stack([projection._projected(eye, j)[0].mT for j in range(projection.tokens)])
+    return projection.weight.unflatten(1, (projection.num_heads, -1))
 
 
 def by_formula(layer, x, causal):
@@ -69,8 +66,6 @@ def by_formula(layer, x, causal):
 )
 def test_as_the_formula_reads(own, draw_name, form):
     """Outputs and all gradients, causal and not."""
-    if draw_name == "structured" and own.get("key_dim", 0) * H > WIDTH:
-        own = own | {"key_dim": K}
     layer = heads(form, draw=draw_name, **own)
     for causal in (False, True):
         x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
@@ -130,7 +125,7 @@ def test_a_sink_leaves_what_does_not_match_unread():
 @pytest.mark.parametrize(
     ("d", "own", "wanted"),
     [(256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32), (512, {"head_dim": 96, "sink": 0.9}, 96),
-     (256, {"sink": 0.9, "draw": "structured"}, 8), (256, {"sink": 0.9, "key_dim": 9}, 9)],
+     (256, {"sink": 0.9, "key_dim": 9}, 9)],
 )  # fmt: skip
 def test_keys_are_wide_where_a_sink_asks_for_it(d, own, wanted):
     """As wide as values, but with a sink 64 if the layer is, and nobody says otherwise."""
@@ -154,7 +149,7 @@ def test_tied_and_untied_projections(draw_name):
         untied.append((q[:, :, 2] * k[:, :, 0]).sum(-1) * c / sqrt(K))
     match, miss, apart = (torch.cat(scores, 1).flatten() for scores in (tied, other, untied))
     error = 5 / sqrt(len(match))
-    assert abs(match.mean() - c * sqrt(K)) < error * match.std() + 1e-9  # structured: exactly, as signs drop out
+    assert abs(match.mean() - c * sqrt(K)) < error * match.std() + 1e-9
     assert abs(miss.mean()) < error * c and miss.std() < 1.2 * c
     assert abs(apart.mean()) < error * apart.std() and apart.std() > c / 2
 

@@ -10,6 +10,7 @@ from refusals import refusals
 
 from ortho import PROJECTIONS
 from ortho.attention import MECHANISMS
+from ortho.cost import model
 from ortho.cost.big_o import N, d
 from ortho.cost.layers import COSTS, hybrid, induction_heads, positional_heads, stopped_layer
 from ortho.layers.frozen_qk import FrozenQKAttention
@@ -31,7 +32,7 @@ SPLITS = [
 FIXED = {"patterns": ("left", "end", "recent", "recent", "gaussian 0", "previous"), "head_dim": 5}
 SHARED = [{}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "bias": True}, {"bias": True}, {"head_dim": 2}]
 DRAWN = [
-    {}, {"tokens": 2}, {"draw": "structured"}, {"tokens": 3, "draw": "structured"}, {"head_dim": 2},
+    {}, {"tokens": 2}, {"tokens": 3}, {"head_dim": 2},
     {"key_dim": 11, "sink": 0.8}, {"head_dim": 2, "key_dim": 3}, {"head_dim": 1, "key_dim": 12},
     {"sink": 0.5, "tokens": 2},
 ]  # fmt: skip
@@ -99,6 +100,7 @@ def test_formulas_equal_counts():
         ),
         (lambda: hybrid(1, 5, 8, 2, heads={"learned": 2, "other": 0}), "heads: expected one of 'learned', "),
         (lambda: hybrid(1, 5, 8, 3, heads={"learned": 3}), "H: expected a divisor of d = 8, got 3"),
+        (lambda: model(1, 10, 8, 2, 1, vocab_size=11, max_length=9), "N: expected at most max_length = 9, got 10"),
         (lambda: stopped_layer(1, 5, 8, 4, num_kv_heads=3), "num_kv_heads: .* divisor of num_heads = 4, got 3"),
         (lambda: stopped_layer(1, 5, 8, 4, projection="learned"), "projection: expected one of .*, got 'learned'"),
     ]

@@ -51,7 +51,6 @@ LAYERS |= {
     "stopped, grouped": partial(FrozenQKAttention, projection="stopped", num_kv_heads=2, bias=True),
     "induction of three": partial(InductionHeads, tokens=3),
     "induction with a sink": partial(InductionHeads, tokens=2, key_dim=9, sink=0.75),
-    "structured induction": partial(InductionHeads, tokens=2, draw="structured"),
     "patterns": partial(PositionalHeads, patterns=PATTERNS, empty="self"),
     "random features": random_features,
     "convolved": ConvolvedAttention,

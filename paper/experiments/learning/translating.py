@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from ortho import cost
 from ortho.attention.positional.positional_attention import SEVEN
 from ortho.checks import one_of, positive_int
-from ortho.cost.models import encoder_decoder
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
@@ -114,15 +114,15 @@ def model_of(case: Case, task: Task, draws: Mapping[str, torch.Generator]) -> En
     return build(case["arm"], task.vocab_size, case["d"], case["L"], **own).to(case["device"])
 
 
+@cache
 def training_flop(arm: str, B: int, M: int, N: int, d: int, L: int, *, vocab_size: int) -> int:
     """FLOPs of the matrix products of a training step on sources (B, M) and targets (B, N), without the loss.
 
-    Raises TypeError or ValueError for sizes below 1, and ValueError for an unknown arm.
+    Counted on one pair: products grow with the number of pairs. Raises TypeError or ValueError for sizes below 1, and
+    ValueError for an unknown arm.
     """
-    known = arms(d)
-    settings: dict[str, Any] = dict(known[one_of("arm", arm, known)])
-    # Fixed patterns cost no products, whichever they are; nor do positions, however many.
-    return int(encoder_decoder(B, M, N, d, H, L, vocab_size=vocab_size, max_length=None, **settings).step)
+    model = build(arm, vocab_size, d, L, max_length=max(M, N), dropout=0.0, generator=torch.Generator())
+    return B * cost.of(model, *(torch.zeros(1, length, dtype=torch.long) for length in (M, N))).step
 
 
 def case(
@@ -268,7 +268,7 @@ judged = partial(analysis.judged, measure="score")
 
 
 def flop(record: Record) -> int:
-    """FLOPs of the matrix products of a run's training, by closed forms, without the loss.
+    """FLOPs of the matrix products of a run's training, without the loss.
 
     Computed for batches of the mean shape that the run recorded, padding included, in whole tokens. Products grow with
     the lengths, and only attention's with their squares, so this is near the mean over batches.
