@@ -89,7 +89,7 @@ def date_timings(app: Any, document: nodes.document) -> None:
     if "paper.findings" in text:
         text += (ROOT / "paper" / "findings.py").read_text(encoding="utf-8")
     if path in SHOW_VERDICTS:  # each with the experiments that were read for it
-        text += json.dumps([row["records"] for row in judged()])
+        text += json.dumps([row["records"] for _, row in judged()])
     found = sorted({one for name, origins in timings().items() if f'"{name}"' in text for one in origins})
     if found:
         of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)
