@@ -47,7 +47,7 @@ def text(n):
 
 
 def padded_text(n):
-    return (tokens(n),), {"attn_mask": torch.arange(n)[None] < n - 2}
+    return (tokens(n),), {"key_padding_mask": torch.arange(n)[None] >= n - 2}
 
 
 def pair(n):

@@ -146,7 +146,10 @@ class DecoderBlock(nn.Module):
         the context are made in the first call alone.
         """
         checks.expect(len(context) == len(x), "context", f"batch {len(x)} like x", len(context))
-        self._check_mask(context_mask, len(x), x.shape[1], context.shape[1])  # before a cache reads the tokens
+        if context_mask is not None:  # checked before a cache reads the tokens
+            sizes = len(x), self.cross.num_heads, x.shape[1], context.shape[1]
+            checks.mask(context_mask, sizes, "context_mask", bias=True)
+            checks.layer_mask(context_mask, None, *sizes, "context_mask")
         cached: dict[str, Any] = {} if cache is None else {"cache": cache.attention}
         with nullcontext() if cache is None else torch.no_grad():
             x = x + self.dropout(self.attention(self.norm_attention(x), is_causal=True, **cached))
@@ -170,11 +173,6 @@ class DecoderBlock(nn.Module):
         q, _ = layer.projection(y, context[:, :1])  # queries are made along with keys, of which one suffices
         gates = {**layer._given, **made, **{name: layer.gates[name](y) for name in layer._of_queries or ()}}
         return layer._merge(layer._function(q, keys, values, is_causal=False, attn_mask=mask, **gates))
-
-    def _check_mask(self, context_mask: Tensor | None, batch: int, queries: int, keys: int) -> None:
-        if context_mask is not None:
-            checks.mask(context_mask, (batch, self.cross.num_heads, queries, keys), "context_mask", bias=True)
-            checks.layer_mask(context_mask, None, batch, self.cross.num_heads, queries, keys, "context_mask")
 
 
 @dataclass

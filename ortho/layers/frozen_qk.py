@@ -13,8 +13,6 @@ from ortho.heads import repeat_kv
 from ortho.layers.multihead import MultiheadAttention
 from ortho.projections import Projection
 
-PASSED_ON = {"initial_state", "return_state", "cache", "need_weights"}  # to `MultiheadAttention.forward`
-
 
 class FrozenQKAttention(MultiheadAttention):
     """Softmax `MultiheadAttention` with a projection that stops the gradient, and a backward pass for values alone.
@@ -55,8 +53,6 @@ class FrozenQKAttention(MultiheadAttention):
         **others: Any,
     ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Any]:
         """x (B, N, d) -> (B, N, d); see `MultiheadAttention.forward`."""
-        if unknown := others.keys() - PASSED_ON:
-            raise TypeError(f"{min(unknown)}: expected some of {', '.join(sorted(PASSED_ON))}, got another argument")
         others |= {"context": context, "value": value}
         plain = all(x is None or x is False for x in others.values())
         plain = plain and (attn_mask is None or attn_mask.dtype == torch.bool)

@@ -48,6 +48,8 @@ class HybridAttention(nn.Module):
     for numbers that do not sum to num_heads.
     """
 
+    groups: Any  # a list of layers
+
     def __init__(
         self,
         d_model: int,
@@ -110,10 +112,7 @@ class HybridAttention(nn.Module):
 
     def new_cache(self, capacity: int | None = None) -> PartsCache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens: one for each group."""
-        return PartsCache("HybridAttention", [group.new_cache(capacity) for group in self._groups()], capacity)
-
-    def _groups(self) -> Sequence[Any]:
-        return list(self.groups)
+        return PartsCache("HybridAttention", [group.new_cache(capacity) for group in self.groups], capacity)
 
     def _parts(self, state: Any, cache: Any) -> Sequence[Any]:
         """Each group's part of a state or a cache."""

@@ -242,9 +242,9 @@ class InductionHeads(Heads):
         if self.form == "fast" and initial_state is None and not return_state:
             seen = x if tokens is None else x.detach() * tokens[..., None]
             return self._merge(recomputed_attention(seen, v, self.projection, sink=self._sink_score, **call))
-        before, past = self._before(initial_state)
-        q, k, after = self.projection.step(x, tokens, before)
-        o: Any = self._function(q, k, v, **call, initial_state=past, return_state=return_state)
+        state = () if initial_state is None else checks.state(initial_state, "key", "tokens", "keys", "values")
+        q, k, after = self.projection.step(x, tokens, state[:2] or None)
+        o: Any = self._function(q, k, v, **call, initial_state=state[2:] or None, return_state=return_state)
         return (self._merge(o[0]), (*after, *o[1])) if return_state else self._merge(o)
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
@@ -268,13 +268,6 @@ class InductionHeads(Heads):
         o = self._merge(cache.attend(q, k, self._values(x), function=self._function))
         cache.beside = after
         return o
-
-    def _before(self, state: Any) -> tuple[State | None, State | None]:
-        """What the projection needs from earlier tokens, and their keys and values."""
-        if state is None:
-            return None, None
-        parts = checks.state(state, "key", "tokens", "keys", "values")
-        return parts[:2], parts[2:]
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, sink={self.sink}, form={self.form!r}"

@@ -130,13 +130,6 @@ class ConvolvedAttention(nn.Module):
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         before = None
         if initial_state is not None:
-            if (
-                not isinstance(initial_state, tuple | list)
-                or not initial_state
-                or not torch.is_tensor(initial_state[0])
-            ):
-                got = checks.describe(initial_state)
-                raise ValueError(f"initial_state: expected the last tokens and the attention's state, got {got}")
             before, *rest = initial_state
             kwargs["initial_state"] = tuple(rest)
         if cache is not None:

@@ -30,10 +30,9 @@ class EncoderDecoder(nn.Module):
     those of `MultiheadAttention`, or of another `layer`, and `num_heads` if it differs:
     `encoder={"layer": HybridAttention, "heads": {"learned": 1, "positional": 7}}`. Each draws its own frozen matrices.
 
-    Both languages have one vocabulary. Source, target and read-out share its vectors; without `shared_embeddings` the
-    source has its own. Source and target each have embeddings of `max_length` places, with the `positions` of
-    `LanguageModel`; with `max_length=None` they have none. `dropout` applies to the embeddings and to what every part
-    of a block adds.
+    Both languages have one vocabulary; source, target and read-out share its vectors. Source and target each have
+    embeddings of `max_length` places, with the `positions` of `LanguageModel`; with `max_length=None` they have none.
+    `dropout` applies to the embeddings and to what every part of a block adds.
 
     Raises TypeError or ValueError, naming the argument, for invalid sizes, shares or kinds of positions, and for a
     `cross` layer that `DecoderBlock` refuses.
@@ -48,7 +47,6 @@ class EncoderDecoder(nn.Module):
         *,
         max_length: int | None,
         positions: str = "learned",
-        shared_embeddings: bool = True,
         encoder: Settings | None = None,
         decoder: Settings | None = None,
         cross: Settings | None = None,
@@ -70,8 +68,7 @@ class EncoderDecoder(nn.Module):
         vectors: dict[str, Any] = {"max_length": max_length, "positions": positions, "generator": generator, **kind}
         self.embed_target = _Embedding(vocab_size, d_model, **vectors)
         self.embed_source = _Embedding(vocab_size, d_model, **vectors)
-        if shared_embeddings:
-            self.embed_source.tokens = None  # its own would come apart from the target's when a state is assigned
+        self.embed_source.tokens = None  # it reads the target's
         self.vocab_size, self.max_length = vocab_size, max_length
         self.dropout = nn.Dropout(dropout)
 
@@ -159,19 +156,14 @@ class EncoderDecoder(nn.Module):
         """
         check_sampling(temperature, top_k, top_p)
         how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-        most = self._most(start, stop, max_length)
-        read = partial(self, source, source_mask=source_mask, caches=self.new_caches(most))
-        return continued(read, source.new_full((len(source), 1), start), most, stop, **how)
-
-    def _most(self, start: int, stop: int, max_length: int | None) -> int:
-        """The largest number of tokens to write, after a check of all three arguments."""
         for name, token in (("start", start), ("stop", stop)):
             check_token(name, token, self.vocab_size)
-        if max_length is None and self.max_length is None:
+        most = self.max_length if max_length is None else max_length
+        if most is None:
             raise ValueError("max_length: expected a number of tokens, as the model has none of its own, got None")
-        if max_length is not None and self.max_length is not None and max_length > self.max_length:
-            raise ValueError(f"max_length: expected at most the model's, {self.max_length}, got {max_length}")
-        return cast(int, self.max_length if max_length is None else max_length)
+        check_length("max_length", most, 0, self.max_length)
+        read = partial(self, source, source_mask=source_mask, caches=self.new_caches(most))
+        return continued(read, source.new_full((len(source), 1), start), most, stop, **how)
 
 
 @dataclass

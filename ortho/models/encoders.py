@@ -1,7 +1,7 @@
 """Whole encoders built from the blocks, for text (BERT) and images (ViT). Each gives one vector for its input."""
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +52,13 @@ class TextEncoder(nn.Module):
         tokens: Int[Tensor, "B N"],
         segments: Int[Tensor, "B N"] | None = None,
         *,
-        attn_mask: Bool[Tensor, "B N"] | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B d"]:
         """One vector for the whole input, (B, d): the first token's after a linear map and tanh.
 
         The arguments, and the errors for bad ones, are those of `encode`.
         """
-        x = self.encode(tokens, segments, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
+        x = self.encode(tokens, segments, key_padding_mask=key_padding_mask)
         return linear(x[:, 0], self.weight_pool, self.bias_pool).tanh()
 
     def encode(
@@ -67,17 +66,15 @@ class TextEncoder(nn.Module):
         tokens: Int[Tensor, "B N"],
         segments: Int[Tensor, "B N"] | None = None,
         *,
-        attn_mask: Bool[Tensor, "B N"] | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """A vector for each token: indices (B, N) -> (B, N, d).
 
-        `segments` gives each token's segment, by default the first. `attn_mask` is True where there is a token and
-        False where there is padding, to which nothing attends. Instead, `key_padding_mask` can say the same, True =
-        padding, as in `torch.nn.MultiheadAttention`.
+        `segments` gives each token's segment, by default the first. `key_padding_mask` is True where there is padding,
+        to which nothing attends.
 
-        Raises ValueError, naming the argument, for more than `max_length` tokens, for a mask that is not boolean or not
-        of the tokens' shape, and for two masks.
+        Raises ValueError, naming the argument, for more than `max_length` tokens, and for a mask that is not boolean or
+        not of the tokens' shape.
         """
         token_indices("tokens", tokens)
         check_length("tokens", tokens.shape[1], 0, self.max_length)
@@ -87,13 +84,9 @@ class TextEncoder(nn.Module):
             raise ValueError(f"segments: expected shape {tuple(tokens.shape)} like tokens, got {tuple(segments.shape)}")
         x = embedding(tokens, self.embed_tokens) + embedding(segments, self.embed_segments)  # (B, N, d)
         x = self.norm(x + self.embed_positions[: tokens.shape[1]])
-        mask = mask_of_tokens("attn_mask", attn_mask, "tokens", tokens.shape)
-        if key_padding_mask is not None:
-            expect(mask is None, "key_padding_mask", "None beside an attn_mask of the tokens", "both")
-            padded = cast(Tensor, mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape))
-            mask = ~padded
+        padded = mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)
         for block in self.blocks:
-            x = block(x, attn_mask=mask)
+            x = block(x, attn_mask=None if padded is None else ~padded)
         return x
 
 

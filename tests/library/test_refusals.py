@@ -219,7 +219,7 @@ LAYERS = [
     (lambda: after_half({"linear": 1, "delta": 1}), r"cache: expected parts that have read as many .*, got \[5, 0\]"),
     (lambda: FrozenQKAttention(D, H, attention="linear"), "attention: expected none, it is softmax", TypeError),
     (lambda: FrozenQKAttention(D, H, projection="frozen"), "projection: expected one that stops the gradient"),
-    (lambda: FrozenQKAttention(D, H)(X, word=1), "word: expected some of cache, .*, got another argument", TypeError),
+    (lambda: FrozenQKAttention(D, H)(X, word=1), "unexpected keyword argument 'word'", TypeError),
     # other layers
     (lambda: InductionHeads(D, H, sink=1.0), r"sink: expected a number in \(0, 1\), got 1.0"),
     (lambda: InductionHeads(D, H, key_dim=2), "key_dim: expected at least the values' width 4, got 2"),
@@ -290,7 +290,7 @@ LAYERS = [
         r"source_mask: expected a boolean tensor of shape \(1, 3\) like source",
     ),
     (lambda: translator().generate(TOKENS, start=11, stop=2), "start: expected an index in 0..10, got 11"),
-    (lambda: translator().generate(TOKENS, start=1, stop=2, max_length=13), "max_length: expected at most the model's"),
+    (lambda: translator().generate(TOKENS, start=1, stop=2, max_length=13), "max_length: expected at most 12 posi"),
     (
         lambda: VisionTransformer(8, 3, D, H, 1, num_classes=2),
         "patch_size: expected a divisor of image_size = 8, got 3",

@@ -104,7 +104,6 @@ def test_cost_of_a_block():
 
 BAD = [
     (lambda x: convolved()(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts"),
-    (lambda x: convolved()(x, initial_state=5), "initial_state: expected the last tokens and the attention"),
     (lambda x: convolved()(x, initial_state=(x, x, x)), "initial_state: expected conv_state torch.float64 of sh"),
     (lambda x: convolved().new_cache(9).attend(x, x, x), "cache: expected to be read by a ConvolvedAttent", TypeError),
 ]
