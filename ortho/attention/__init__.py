@@ -13,14 +13,14 @@ from ortho.attention.dynamic_sparse.importance import importance_attention, impo
 from ortho.attention.dynamic_sparse.routing import routing_attention, routing_attention_reference
 from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention, sparse_linear_attention_reference
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
-from ortho.attention.linear import dense_features, efficient, favor
-from ortho.attention.linear import linear_attention as linear_maps
+from ortho.attention.linear import dense_features, efficient, favor, feature_maps
 from ortho.attention.linear.efficient import (
     causal_efficient_attention,
     causal_efficient_attention_reference,
     efficient_attention,
     efficient_attention_reference,
 )
+from ortho.attention.linear.linear_attention import MECHANISM as LINEAR
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.mechanism import Mechanism
@@ -63,7 +63,8 @@ MECHANISMS: dict[str, Mechanism] = {
     for m in (
         SOFTMAX,
         flash.MECHANISM,
-        *linear_maps.MECHANISMS,
+        LINEAR,
+        *feature_maps.MECHANISMS,
         *efficient.MECHANISMS,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,

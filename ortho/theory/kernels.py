@@ -18,7 +18,8 @@ from collections.abc import Callable
 import torch
 
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.feature_maps import Exp, FeatureMap
+from ortho.attention.linear.feature_map import FeatureMap
+from ortho.attention.linear.feature_maps import Exp
 from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.checks import expect, positive_int
 

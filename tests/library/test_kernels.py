@@ -8,7 +8,8 @@ from seeded import generator
 
 from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
 from ortho.attention.linear.favor import PositiveFeatures, RandomFourierFeatures
-from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.feature_map import EluPlusOne
+from ortho.attention.linear.feature_maps import CosFormer, Cosine, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.theory import kernels
 

@@ -18,7 +18,8 @@ from ortho.attention.linear.efficient import (
     efficient_attention,
     efficient_attention_reference,
 )
-from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, EluPlusOne, Exp, Powers, Relu, Taylor
+from ortho.attention.linear.feature_map import EluPlusOne
+from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, Exp, Powers, Relu, Taylor
 from ortho.attention.linear.linear_attention import (
     kernel_weights,
     linear_attention,

@@ -5,7 +5,7 @@ import torch
 
 from ortho import MultiheadAttention
 from ortho.attention.linear.favor import PositiveFeatures
-from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.cost import layer, of
 from ortho.cost.big_o import H, N, d

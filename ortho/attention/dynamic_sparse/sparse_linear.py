@@ -26,7 +26,7 @@ from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
 from ortho.attention.kernel import uncompiled
-from ortho.attention.linear.feature_maps import EluPlusOne, FeatureMap
+from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import divisors
 from ortho.gates import Gate

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size, Tensor
 from ortho.attention.linear.favor import RandomFeatureMap, exponentials
-from ortho.attention.linear.feature_maps import Features
+from ortho.attention.linear.feature_map import Features
 from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale
 
@@ -251,17 +250,15 @@ class DenseExponentialFeatures(RandomFeatureMap):
         half = (k @ R.mT).square().sum(-1, keepdim=True) / 2
         return exponentials(q @ rows_q.mT + bias, k @ rows_k.mT, half)
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
+    def flops(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> tuple[Size, Size]:
         mapped = 2 * G * (N + M) * K * m + 2 * G * M * K * K  # projections, and the keys' quadratic form
         given = self.parameters
         fit = FITS[self.fit] if given is None else Fit(gerf, (0, 0), given.axes is not None)
         sets = 1 if given is not None and given.a.dim() == 1 else G  # one for all sequences, or one for each
         products = fit.products[0] * G * (N + M) * K * K + fit.products[1] * G * K**3
-        return Cost(
-            # The rows, turned, for q, and for k; the bias.
-            forward=mapped + (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K + products,
-            backward=mapped,
-        )
+        # The rows, turned, for q, and for k; the bias.
+        parameters = (4 + 2 * fit.turned) * sets * m * K * K + 2 * sets * m * K
+        return mapped + parameters + products, mapped
 
     def _parameters(self, x: Tensor, y: Tensor, hidden_x: Tensor | None, hidden_y: Tensor | None) -> DenseParameters:
         if self.parameters is not None:

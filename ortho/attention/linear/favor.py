@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from ortho import checks
-from ortho._cost import Cost, quotient
 from ortho._typing import Float, Size, Tensor
 from ortho.attention.kernel import drawn_once
-from ortho.attention.linear.feature_maps import FeatureMap, Features
+from ortho.attention.linear.feature_map import FeatureMap, Features
 from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale
 from ortho.orthogonal import haar
@@ -106,9 +105,9 @@ class PositiveFeatures(RandomFeatureMap):
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
         return exponentials(*self.projected(q, k, scale))
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
+    def flops(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> tuple[Size, Size]:
         products = 2 * G * (N + M) * K * m
-        return Cost(forward=products, backward=products)
+        return products, products
 
 
 def exponentials(q: Tensor, k: Tensor, half: Tensor) -> Features:
@@ -130,10 +129,9 @@ class RandomFourierFeatures(RandomFeatureMap):
         waves_q, waves_k = (torch.cat([x.sin(), x.cos()], -1) for x in (q, k))
         return Features(waves_q, waves_k * lift, half.detach()[..., 0])
 
-    def cost(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> Cost:
-        rows = quotient(m, 2)
-        products = 2 * G * (N + M) * K * rows
-        return Cost(forward=products, backward=products)
+    def flops(self, G: Size, N: Size, M: Size, K: Size, m: Size) -> tuple[Size, Size]:
+        products = G * (N + M) * K * m  # with m/2 rows
+        return products, products
 
 
 RFF = kernel_mechanism("rff", RandomFourierFeatures, "Rahimi & Recht 2007")

@@ -3,8 +3,8 @@ r"""Linear attention: a kernel that factorises, $\kappa(q, k) = \phi(q)^T \phi(k
 $o_i = \sum_j \kappa(q_i, k_j)\, v_j / \sum_j \kappa(q_i, k_j)$. The sums over keys, $S = \sum_j \phi(k_j) v_j^T$ and
 $z = \sum_j \phi(k_j)$, are the same for every query, so no N x M matrix is needed (Katharopoulos et al. 2020,
 arXiv:2006.16236, section 3.2; causal: section 3.3, here in chunks). The kernel is an argument, a `FeatureMap`, and each
-mechanism is these functions with one class of maps. `feature_maps` has maps that are functions of one query or key;
-`favor` and `dense_features` have maps on random rows.
+mechanism is these functions with one class of maps. `feature_map` has the map of linear attention itself,
+`feature_maps` others that are functions of one query or key; `favor` and `dense_features` have maps on random rows.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ortho import checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.kernel import once
-from ortho.attention.linear.feature_maps import CosFormer, Cosine, EluPlusOne, Exp, FeatureMap, Powers, Relu, Taylor
+from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.recurrence import in_chunks
 from ortho.attention.scores import divisors
@@ -215,12 +215,4 @@ def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) ->
     )
 
 
-MECHANISMS = (
-    kernel_mechanism("linear", EluPlusOne, "Katharopoulos et al. 2020, arXiv:2006.16236"),
-    kernel_mechanism("linear-relu", Relu, "Choromanski et al. 2021, arXiv:2009.14794"),
-    kernel_mechanism("linear-exp", Exp, "Shen et al. 2021, arXiv:1812.01243"),
-    kernel_mechanism("cosformer", CosFormer, "Qin et al. 2022, arXiv:2202.08791"),
-    kernel_mechanism("taylor", Taylor, "Arora et al. 2024, arXiv:2402.18668"),
-    kernel_mechanism("cosine", Cosine, "printed in place of Qin et al. 2022, arXiv:2202.08791"),
-    kernel_mechanism("powers", Powers, "printed in place of the polynomial kernel"),
-)
+MECHANISM = kernel_mechanism("linear", EluPlusOne, "Katharopoulos et al. 2020, arXiv:2006.16236")

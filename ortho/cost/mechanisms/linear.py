@@ -5,7 +5,7 @@ from dataclasses import replace
 from ortho import checks
 from ortho._cost import Cost, product
 from ortho._typing import Size
-from ortho.attention.linear.feature_maps import FeatureMap
+from ortho.attention.linear.feature_map import FeatureMap
 from ortho.attention.linear.linear_attention import ELU
 from ortho.attention.recurrence import CHUNK
 from ortho.cost.mechanisms.call import CostedCall, closed_form, equal_parts
@@ -26,9 +26,9 @@ def linear_attention_cost(
     (G, N, K, V), item, fast = call.sizes, call.item, call.form == "fast"
     reach = call.reach
     m = feature_map.width(K) if m is None else m
-    mapped = feature_map.cost(G, N, N, K, m)
+    mapped = Cost(*feature_map.flops(G, N, N, K, m))
     recurrent = fast and feature_map.causal  # else the keys are kept, and mapped anew for each query
-    decoded = feature_map.cost(G, 1, 1 if recurrent else N, K, m).forward
+    decoded = feature_map.flops(G, 1, 1 if recurrent else N, K, m)[0]
     gathered = 2 * G * m * (V + 1) * (1 if recurrent else N)
     state = item * G * (m * (V + 1) + int(feature_map.scales_keys)) + 8 * int(feature_map.positional)
     return _products(call, m, chunk) + Cost(

@@ -10,7 +10,7 @@ from ortho.attention.dynamic_sparse.routing import CLUSTERS, WIDTH, _is_balanced
 from ortho.attention.dynamic_sparse.selection import tile_count
 from ortho.attention.dynamic_sparse.sparse_linear import FEATURES, WINDOW, Band
 from ortho.attention.dynamic_sparse.top_k import NUM_KEYS
-from ortho.attention.linear.feature_maps import FeatureMap
+from ortho.attention.linear.feature_map import FeatureMap
 from ortho.attention.recurrence import CHUNK
 from ortho.attention.sparse.pattern import Pattern
 from ortho.cost.mechanisms.call import CostedCall, closed_form
@@ -116,18 +116,18 @@ def sparse_linear_cost(
     """Closed form of one self-attention call with `log_linear_weight`, in either form; sizes must be numbers."""
     (G, N, K, V), item, itemsize = call.sizes, call.item, call.itemsize
     form, m, reach = call.form, feature_map.width(K), call.reach
-    mapped = feature_map.cost(G, N, N, K, m)
-    back = mapped if form == "reference" or N > 1 else feature_map.cost(G, 1, 0, K, m)  # a lone key is not far
+    mapped = Cost(*feature_map.flops(G, N, N, K, m))
+    back = mapped if form == "reference" or N > 1 else Cost(*feature_map.flops(G, 1, 0, K, m))  # a lone key is not far
     if form == "reference":
         rest = _reference_cost(call, m)
-        decode, state = feature_map.cost(G, 1, N, K, m).forward + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
+        decode, state = feature_map.flops(G, 1, N, K, m)[0] + 2 * G * N * (K + m + V), itemsize * G * N * (K + V)
     else:
         near = min(N, window)
         if N == 1:
             rest = _lone_cost(call, m)
         else:
             rest = _chunked_cost(call, m, Band(window, chunk, call.causal, -(-N // chunk)))
-        decode = feature_map.cost(G, 1, near, K, m).forward + 2 * G * (near * (K + V) + m * (V + 1))
+        decode = feature_map.flops(G, 1, near, K, m)[0] + 2 * G * (near * (K + V) + m * (V + 1))
         state = G * (itemsize * min(N, window - 1) * (K + V) + item * m * (V + 1))
     return rest + Cost(forward=mapped.forward, backward=reach * back.backward, decode=decode, state_bytes=state)
 

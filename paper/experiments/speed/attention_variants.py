@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
-from ortho.attention.linear.feature_maps import EluPlusOne
+from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.block_sparse import Blocks
