@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ortho import checks
-from ortho._cost import Cost, linear_map
 from ortho._typing import Float, Size, Tensor
-from ortho.heads import new_weight, split_heads
 
 __all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
 
@@ -30,6 +28,9 @@ class Gate(nn.Module, ABC):
 
     rank: ClassVar[int | None] = None
     trained: ClassVar[int] = 0
+    weight: Tensor
+    weight_down: Tensor
+    weight_up: Tensor
 
     def __init__(
         self,
@@ -55,11 +56,12 @@ class Gate(nn.Module, ABC):
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         """Draw the parameters."""
         rows = self.rows(self.num_heads * self.head_dim, self.num_heads)
-        if self.rank is None:
-            self.weight = new_weight(rows, self.d_model, generator=generator, **kind)
-        else:
-            self.weight_down = new_weight(self.rank, self.d_model, generator=generator, **kind)
-            self.weight_up = new_weight(rows, self.rank, generator=generator, **kind)
+        shapes = {"weight": (rows, self.d_model)}
+        if self.rank is not None:
+            shapes = {"weight_down": (self.rank, self.d_model), "weight_up": (rows, self.rank)}
+        for name, shape in shapes.items():
+            drawn = nn.init.xavier_uniform_(torch.empty(shape, **kind), generator=generator)
+            setattr(self, name, nn.Parameter(drawn))
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B N d"]) -> Tensor: ...
@@ -69,7 +71,7 @@ class Gate(nn.Module, ABC):
 
     def _vectors(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
         """The product by heads, several numbers each."""
-        return split_heads(self._product(x), self.num_heads)
+        return self._product(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _numbers(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         """The product by heads, one number each."""
@@ -77,24 +79,12 @@ class Gate(nn.Module, ABC):
         return self._product(x).mT.contiguous()
 
     @classmethod
-    def cost(
-        cls,
-        B: Size,
-        N: Size,
-        d: Size,
-        H: Size,
-        *,
-        head_dim: Size = None,
-        input_grad: bool = True,
-        itemsize: int = 4,
-    ) -> Cost:
-        """The cost in closed form, within a layer on x (B, N, d); `input_grad` says whether x needs a gradient."""
-        rows = cls.rows(d if head_dim is None else H * head_dim, H)
-        rest = Cost(trained=cls.trained * rows)
-        if cls.rank is None:
-            return linear_map(B, N, d, rows, input_grad=input_grad, itemsize=itemsize) + rest
-        down = linear_map(B, N, d, cls.rank, input_grad=input_grad, itemsize=itemsize)
-        return down + linear_map(B, N, cls.rank, rows) + rest
+    def sizes(cls, d: Size, K: Size, H: Size) -> tuple[list[tuple[Size, Size]], Size]:
+        """The (inputs, outputs) of the matrices that x passes one after the other, for H heads of width K, and the
+        number of parameters beside them: what the closed form of the cost needs (`ortho.cost.layer`)."""
+        rows = cls.rows(H * K, H)
+        matrices = [(d, rows)] if cls.rank is None else [(d, cls.rank), (cls.rank, rows)]
+        return matrices, cls.trained * rows
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"

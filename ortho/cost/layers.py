@@ -132,8 +132,15 @@ def layer(
         raise ValueError(f"attention: expected a mechanism with a closed form, got {attention!r}: ortho.cost.of counts")
     core = mechanism.cost(B, N, H, K, K, form=form, causal=causal, qk_grad=qk_grad, itemsize=itemsize, **options)
     gate_classes = {**mechanism.gates, **(gates or {})}.values()
-    of_gates = [gate.cost(B, N, d, H, head_dim=K, input_grad=input_grad, itemsize=itemsize) for gate in gate_classes]
+    of_gates = [_gate(gate, B, N, d, H, K, input_grad, itemsize) for gate in gate_classes]
     return added(qk, values, merged, *of_gates, core)
+
+
+def _gate(gate: type[Gate], B: Size, N: Size, d: Size, H: Size, K: Size, input_grad: bool, itemsize: int) -> Cost:
+    """A gate of x (B, N, d). Its second matrix reads what the first one makes, which needs a gradient."""
+    matrices, others = gate.sizes(d, K, H)
+    maps = [linear_map(B, N, *sizes, input_grad=input_grad or i > 0) for i, sizes in enumerate(matrices)]
+    return added(Cost(trained=others, itemsize=itemsize), *maps)
 
 
 def stopped_layer(

@@ -21,7 +21,6 @@ from torch.nn.functional import pad, softplus
 from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
-from ortho._cost import Cost, head_width
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
@@ -152,10 +151,8 @@ class ChannelRates(Gate):
         return self.log_rate.exp().expand(len(x), -1, -1, -1)
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, head_dim: Size = None, **_: Any) -> Cost:
-        """The closed form; x is not used."""
-        width = head_width(d, H, head_dim)
-        return Cost(trained=H * width * width)
+    def sizes(cls, d: Size, K: Size, H: Size) -> tuple[list[tuple[Size, Size]], Size]:
+        return [], H * K * K
 
 
 MECHANISM = Mechanism(

@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
@@ -100,9 +99,8 @@ class Rate(Gate):
         return self.log_rate.exp()[:, None].expand(len(x), -1, x.shape[1])
 
     @classmethod
-    def cost(cls, B: Size, N: Size, d: Size, H: Size, *, head_dim: Size = None, **_: Any) -> Cost:
-        """The closed form; x is not used."""
-        return Cost(trained=H)
+    def sizes(cls, d: Size, K: Size, H: Size) -> tuple[list[tuple[Size, Size]], Size]:
+        return [], H
 
 
 MECHANISM = Mechanism(

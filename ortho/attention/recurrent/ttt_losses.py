@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._cost import Cost
 from ortho._typing import Bool, Float, Size
 
 __all__ = ["Contrastive", "Huber", "Squared", "TokenLoss"]
@@ -48,11 +47,11 @@ class TokenLoss(ABC):
         """psi (..., n, V)."""
 
     @abstractmethod
-    def cost(self, pairs: Size, V: Size) -> Cost:
-        """The closed form of calls of `gradient`, by their sum of n m."""
+    def flops(self, pairs: Size, V: Size) -> tuple[Size, Size]:
+        """FLOPs, forward and backward, of the matrix products in calls of `gradient`, by the calls' sum of n m."""
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
-        """The part of `cost`'s backward FLOPs that is done only if predictions need a gradient."""
+        """The part of `flops`' backward FLOPs that is done only if predictions need a gradient."""
         return 0
 
 
@@ -78,8 +77,8 @@ class _OfResidual(TokenLoss):
     def gradient(self, p: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.influence(p - _own(p, v))
 
-    def cost(self, pairs: Size, V: Size) -> Cost:
-        return Cost()
+    def flops(self, pairs: Size, V: Size) -> tuple[Size, Size]:
+        return 0, 0
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,8 @@ class Contrastive(TokenLoss):
         weights = self._scores(p, v, hidden).softmax(-1)[..., 1:]
         return (weights @ v - _own(p, v)) / self.temperature
 
-    def cost(self, pairs: Size, V: Size) -> Cost:
-        return Cost(forward=4 * pairs * V, backward=8 * pairs * V)
+    def flops(self, pairs: Size, V: Size) -> tuple[Size, Size]:
+        return 4 * pairs * V, 8 * pairs * V
 
     def into_predictions(self, pairs: Size, V: Size) -> Size:
         return 2 * pairs * V

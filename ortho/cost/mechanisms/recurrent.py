@@ -215,14 +215,14 @@ def ttt_cost(call: CostedCall, *, loss: TokenLoss = SQUARED, mini_batch_size: in
     begun = last - 1 or (
         0 if N == 1 else size
     )  # tokens in the mini-batch of the state, from which the last token starts
-    decode = 2 * K * V + loss.cost(last, V).forward  # predict, then read
+    decode = 2 * K * V + loss.flops(last, V)[0]  # predict, then read
     if fast:  # a full mini-batch is folded first
         decode += (2 * begun * K * V if last == 1 else 0) + 2 * K * V + 2 * last * (K + V)
     else:
         decode += 2 * begun * K * V + 4 * K * V
     carried = call.item * (K * V + last * (K + V)) + int(loss.looks_back) * last * (call.item * V + 1)
     other = Cost(backward=-unreached, decode=decode, state_bytes=carried)
-    return (core + loss.cost(whole * seen(size) + seen(rest), V) + other) * G
+    return (core + Cost(*loss.flops(whole * seen(size) + seen(rest), V)) + other) * G
 
 
 def _by_mini_batches(call: CostedCall, later: Size, last: Size, pairs: Size) -> Cost:
