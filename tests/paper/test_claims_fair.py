@@ -31,7 +31,6 @@ SAME = {
     "Q (K^T V) takes O(N d^2)": (
         ("S1.2.2a", "time"),
         ("S2.2.1a", "from the right"),
-        ("S3.1a", "both"),
         ("S4.2a", "without"),
     ),
     "O(N d^2) is less than O(N^2 d), for long sequences alone": (
@@ -40,7 +39,11 @@ SAME = {
     ),
     "linear attention keeps O(N d)": (("S0.3.1d", "space"), ("S1.2.2a", "space")),
     "scores take N^2": (("S1.1.1b", "scores"), ("S2.3.1a", "similarity, space")),
-    "a window needs space for its pairs": (("S1.2.4a", "space, none stored"), ("S1.4.2a", "space, none stored")),
+    "a window needs space for its pairs": (
+        ("S1.2.3a", "space of the sparse matrix"),
+        ("S1.2.4a", "space of the weights"),
+        ("S1.4.2a", "space of the weights"),
+    ),
     "sums over the past are products with a state": (
         ("S3.2a", "outputs that differ, in fractions"),
         ("S3.2b", "outputs that differ from the sums, in fractions"),
