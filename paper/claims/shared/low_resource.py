@@ -32,6 +32,11 @@ def gap(record: Record) -> float:
     return unseen(record) - seen(record)
 
 
+def lost(record: Record) -> float:
+    """How far the last validation look lies above the best one, in bits a byte: what overfitting has cost."""
+    return unseen(record) - min(float(look["loss_nats"]) for look in record["facts"]["validation"]) * BITS
+
+
 class Amount(NamedTuple):
     """How many pairs there are to train on, 0 if they are drawn anew, and how often the long runs go through them at
     most; 0 for the short runs of the first experiment."""
