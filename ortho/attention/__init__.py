@@ -13,12 +13,11 @@ from ortho.attention.dynamic_sparse.importance import importance_attention, impo
 from ortho.attention.dynamic_sparse.routing import routing_attention, routing_attention_reference
 from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention, sparse_linear_attention_reference
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
-from ortho.attention.linear import dense_features, efficient, favor, feature_maps
-from ortho.attention.linear.efficient import (
+from ortho.attention.linear import dense_features, efficient, efficient_causal, favor, feature_maps
+from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
+from ortho.attention.linear.efficient_causal import (
     causal_efficient_attention,
     causal_efficient_attention_reference,
-    efficient_attention,
-    efficient_attention_reference,
 )
 from ortho.attention.linear.linear_attention import MECHANISM as LINEAR
 from ortho.attention.linear.linear_attention import linear_attention, linear_attention_reference
@@ -65,7 +64,8 @@ MECHANISMS: dict[str, Mechanism] = {
         flash.MECHANISM,
         LINEAR,
         *feature_maps.MECHANISMS,
-        *efficient.MECHANISMS,
+        efficient.MECHANISM,
+        efficient_causal.MECHANISM,
         *favor.MECHANISMS,
         *dense_features.MECHANISMS,
         *delta.MECHANISMS,

@@ -12,11 +12,10 @@ from seeded import draw
 
 from ortho import attention as functions
 from ortho.attention import MECHANISMS, recurrence
-from ortho.attention.linear.efficient import (
+from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
+from ortho.attention.linear.efficient_causal import (
     causal_efficient_attention,
     causal_efficient_attention_reference,
-    efficient_attention,
-    efficient_attention_reference,
 )
 from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.linear.feature_maps import HORIZON, CosFormer, Cosine, Exp, Powers, Relu, Taylor

@@ -24,8 +24,8 @@ from seeded import draw
 
 from ortho.attention import recurrence
 from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrent.channels import chunk_width
 from ortho.attention.recurrent.delta import reorthogonalised
-from ortho.attention.recurrent.gla import chunk_width
 from ortho.attention.recurrent.selective_scan import selective_scan, selective_scan_reference
 from ortho.attention.scores import TINY, unit
 

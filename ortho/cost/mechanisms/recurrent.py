@@ -8,7 +8,7 @@ from typing import Any
 from ortho._cost import Cost, product
 from ortho._typing import Size
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.recurrent.gla import chunk_width
+from ortho.attention.recurrent.channels import chunk_width
 from ortho.attention.recurrent.ttt import MINI_BATCH, SQUARED
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, TokenLoss
 from ortho.cost.mechanisms.call import CostedCall, closed_form, equal_parts
