@@ -184,11 +184,11 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast is off for the device of x; a device that has none, such as meta, needs no switch.
+    """A context in which autocast is off for the device of x; where it is off, or there is none, nothing is switched.
 
     Some releases' compilers cannot follow the question whether a device has autocast. What they compile for has it.
     """
     kind = x.device.type
-    if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
+    if torch.compiler.is_compiling() or (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

@@ -11,7 +11,6 @@ from ortho.attention.cache import KeyValueCache, RingCache, new_cache
 from ortho.attention.positional.patterns import Gaussian
 from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
 from ortho.attention.recurrence import CHUNK
-from ortho.attention.sparse.pattern import Pattern
 from ortho.checks import one_of
 from ortho.projections import kv_heads
 
@@ -97,16 +96,12 @@ def decoded(
     if isinstance(cache, RingCache) and pattern is not None:
         if not isinstance(N, int):
             raise TypeError(f"N: expected an integer, as the pairs of a pattern are counted, got {N!r}")
-        return DecodeCost(2 * B * H * read_keys(pattern, N) * (K + V), itemsize * B * G * cache.slots * (K + V))
+        read = int(pattern.mask(N, first=N - 1, is_causal=True).sum())  # keys that the N-th token's query reads
+        return DecodeCost(2 * B * H * read * (K + V), itemsize * B * G * cache.slots * (K + V))
     if isinstance(cache, KeyValueCache):
         return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
     core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize, **options)  # heads of keys are copied before
     return DecodeCost(core.decode, core.state_bytes)
-
-
-def read_keys(pattern: Pattern, N: int) -> int:
-    """How many keys the N-th token's query reads."""
-    return int(pattern.mask(N, first=N - 1, is_causal=True).sum())
 
 
 # ------------------------------------------------------------------------------------------------------- choosing pairs

@@ -34,35 +34,18 @@ class Configuration:
     sizes: dict[str, Any]
     read_out: tuple[int, int]
 
-    def build(
-        self,
-        *,
-        projection: str = "learned",
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-        **kwargs: Any,
-    ) -> nn.Module:
-        """The model, with `generator` on `device`; `kwargs` go to every block (`attention`, `form`, ...)."""
-        kind: dict[str, Any] = {"projection": projection, "dtype": dtype, "device": device, "generator": generator}
-        return self.module(d_model=self.d, num_heads=self.H, num_layers=self.L, **self.sizes, **kind, **kwargs)
+    def build(self, **kwargs: Any) -> nn.Module:
+        """The model; `kwargs` are further arguments of its class (`generator`, `device`, `projection`, ...)."""
+        return self.module(d_model=self.d, num_heads=self.H, num_layers=self.L, **self.sizes, **kwargs)
 
-    def inputs(
-        self,
-        B: int,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Random arguments for a call of the model: tokens (B, N), or images, which alone have a `dtype`."""
-        return (self.draw(self, B, dtype=dtype, device=device, generator=generator),)
+    def inputs(self, B: int, **kind: Any) -> tuple[Tensor, ...]:
+        """Random arguments for a call of the model: tokens (B, N), or images, which alone have a `dtype`; `kind` is
+        `torch.randn`'s (`generator`, `device`, `dtype`)."""
+        return (self.draw(self, B, **kind),)
 
-    def cost(
-        self, B: int, *, projection: str = "learned", itemsize: int = 4, form: str = "fast", **kwargs: Any
-    ) -> Cost:
-        """What one step on B sequences or images costs, to the model's output, without the loss."""
-        kwargs = {"projection": projection, "itemsize": itemsize, "form": form, **kwargs}
+    def cost(self, B: int, **kwargs: Any) -> Cost:
+        """What one step on B sequences or images costs, to the model's output, without the loss; `kwargs` are further
+        arguments of the closed form (`projection`, `itemsize`, `form`, ...)."""
         return self.declared(B=B, N=self.N, d=self.d, H=self.H, L=self.L, **self.sizes, **kwargs)
 
     def step_by_part(self, B: int, **kwargs: Any) -> dict[str, int]:

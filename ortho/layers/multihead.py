@@ -72,7 +72,7 @@ class MultiheadAttention(Heads):
         super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         sizes = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
-        self.projection = _projection(projection, d_model, num_heads, **sizes, **kind)
+        self.projection = _projection(projection, self, **sizes, **kind)
         if not self.projection.own_tokens:
             wanted = "one that makes a token's query and key from that token alone"
             raise ValueError(f"projection: expected {wanted}, got {type(self.projection).__name__}")
@@ -312,17 +312,16 @@ class MultiheadAttention(Heads):
         return f"attention={self._described}" + (f", form={self.form!r}" if isinstance(self.attention, str) else "")
 
 
-def _projection(made: Any, d_model: int, num_heads: int, **sizes: Any) -> Projection:
-    """The projection that a name or a class makes, or a given one, after a check of its sizes."""
+def _projection(made: Any, layer: Heads, **sizes: Any) -> Projection:
+    """The projection that a name or a class makes for a layer, or a given one, after a check of its sizes."""
     if isinstance(made, str):
         made = PROJECTIONS[checks.one_of("projection", made, PROJECTIONS)]
     if callable(made) and not isinstance(made, Projection):
-        made = made(d_model, num_heads, **{name: value for name, value in sizes.items() if value})
+        made = made(layer.d_model, layer.num_heads, **{name: value for name, value in sizes.items() if value})
     if not isinstance(made, Projection):
         raise TypeError(f"projection: expected a name, a class or a module of them, got {checks.describe(made)}")
     names = ("d_model", "num_heads", "head_dim", "num_kv_heads")
-    like = Projection(d_model, num_heads, **{name: sizes[name] for name in names[2:]})
-    wanted, got = ([getattr(one, name) for name in names] for one in (like, made))
+    wanted, got = ([getattr(one, name) for name in names] for one in (layer, made))
     if got != wanted or bool(sizes["bias"]) != (made.bias_q is not None):
         raise ValueError(
             f"projection: expected {', '.join(names)} and bias {(*wanted, sizes['bias'])}, "
