@@ -173,26 +173,6 @@ def stopped_layer(
     return plain - kernel + exchanged + Cost(backward=qk.forward)
 
 
-def convolved_layer(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    *,
-    of: Callable[..., Cost] = layer,
-    kernel_size: Size = 4,
-    itemsize: int = 4,
-    **kwargs: Any,
-) -> Cost:
-    """Cost of `ConvolvedAttention(d, H)` on x (B, N, d) that needs a gradient; `of` is the closed form of its layer,
-    which takes `kwargs`.
-
-    The convolution has no matrix products.
-    """
-    bare = of(B, N, d, H, itemsize=itemsize, **kwargs)
-    return bare + Cost(state_bytes=itemsize * B * (kernel_size - 1) * d, trained=kernel_size * d)
-
-
 def induction_heads(
     B: Size,
     N: Size,

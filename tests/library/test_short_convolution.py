@@ -4,12 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from counted import assert_declared, assert_decodes
 from refusals import refusals
 from seeded import draw
 
-from ortho import ConvolvedAttention, MultiheadAttention, TransformerBlock, cost
-from ortho.cost.layers import convolved_layer
+from ortho import ConvolvedAttention, MultiheadAttention
 from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -85,21 +83,6 @@ def test_half_precision(dtype):
     found = short_convolution(x, kernel, conv_state)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-6)
-
-
-def test_cost_of_a_block():
-    """Declared = counted, exactly, with a convolution as wide as some sequences are long."""
-    for width in (1, 2, 4):
-        for b, n, d, h in SIZES:
-            x = torch.zeros(b, n, d, requires_grad=True)
-            declared = cost.block(b, n, d, h, causal=True, layer=convolved_layer, kernel_size=width)
-            block = TransformerBlock(d, h, layer=ConvolvedAttention, kernel_size=width)
-            assert_declared(declared, block, x, is_causal=True)
-    half = torch.zeros(2, 7, 12, requires_grad=True, dtype=torch.bfloat16)
-    layer = ConvolvedAttention(12, 3, dtype=half.dtype)
-    assert_declared(convolved_layer(2, 7, 12, 3, causal=True, itemsize=2), layer, half, is_causal=True)
-    declared = partial(cost.block, d=12, H=4, causal=True, layer=convolved_layer)
-    assert_decodes(declared, TransformerBlock(12, 4, layer=ConvolvedAttention), 12)
 
 
 BAD = [

@@ -16,7 +16,7 @@ import numpy as np
 
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
-from ortho.cost.layers import added, convolved_layer, induction_heads, layer, positional_heads
+from ortho.cost.layers import added, induction_heads, layer, positional_heads
 from ortho.layers.induction import SINK
 from paper.experiments.devices import of_judged_devices
 from paper.experiments.engine.records import Record
@@ -235,8 +235,6 @@ def layer_cost(B: int, N: int, d: int, H: int, *, arm: str, **kwargs: Any) -> Co
 def step_flop(case: Mapping[str, Any]) -> int:
     """FLOPs of the matrix products of a case's training step, by closed forms; the convolution has none."""
     own: dict[str, Any] = {"layer": layer_cost, "arm": case["arm"]}
-    if case["convolution"]:
-        own |= {"layer": convolved_layer, "of": layer_cost, "kernel_size": case["convolution"]}
     sizes = (case["B"], case["N"], case["d"], case["H"], case["L"])
     return int(model_cost(*sizes, vocab_size=VOCAB_SIZE, max_length=None, d_ff=case["d_ff"], **own).step)
 
