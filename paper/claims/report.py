@@ -12,7 +12,7 @@ from paper.claims import figures
 from paper.claims.catalogue import read_toml
 from paper.claims.ledger import Entry, catalogue
 from paper.claims.severity import SEVERITIES
-from paper.claims.verdicts import MEANINGS, RULES
+from paper.claims.verdicts import MEANINGS, RULES, Verdict
 
 _WIDTH = 100
 _SPECIAL = re.compile(r"([\\`*_\[\]<>$~^{}])")  # characters that are markup in Markdown
@@ -158,7 +158,7 @@ def entry_text(entry: Entry) -> str:
     def filled(name: str, value: str) -> str:
         return textwrap.fill(f"  {name:7} {value}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
 
-    told = {"claim": entry.claim, "found": entry.sentence, "said": entry.where, "note": entry.note}
+    told = {"claim": entry.claim, "found": _found(entry), "said": entry.where, "note": entry.note}
     lines = [filled(name, value) for name, value in told.items() if value]
     quoted = [" " * 10 + line for line in _plain(entry.quote).splitlines()]
     at = lines.index(filled("said", entry.where)) + 1
@@ -189,7 +189,7 @@ def _told(entry: Entry) -> list[tuple[str, str]]:
     """The rows of a claim's box, by name: the claim, the finding in a sentence, the quotation, and a note, if any."""
     told = {
         "claim": escape(entry.claim),
-        "found": entry.sentence,
+        "found": _found(entry),
         "said": _quotation(entry),
         "note": escape(entry.note),
     }
@@ -222,8 +222,19 @@ def _folded(evidence: str) -> str:
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:
-    """The verdict and its severity; if brief, the verdict alone."""
-    return f"{entry.verdict}, {entry.severity}" if entry.severity and not brief else entry.verdict
+    """The verdict and its severity; if brief, the verdict alone. An open question is not refuted but answered."""
+    verdict = "answered: no" if _is_answered_no(entry) else entry.verdict
+    return f"{verdict}, {entry.severity}" if entry.severity and not brief else verdict
+
+
+def _found(entry: Entry) -> str:
+    """The finding in a sentence; that of an open question begins with the answer."""
+    return f"Answered with no{entry.sentence[len(entry.verdict) :]}" if _is_answered_no(entry) else entry.sentence
+
+
+def _is_answered_no(entry: Entry) -> bool:
+    """Whether the source asks, and what was found is no: the verdict is counted among the refuted."""
+    return (entry.kind, entry.verdict) == ("open", Verdict.REFUTED)
 
 
 def _cell(value: Any) -> str:

@@ -266,6 +266,15 @@ def test_a_note_stands_with_what_is_told():
     assert "note    It can be read as $x$." in repr(entry)
 
 
+def test_an_open_question_is_answered_and_not_refuted():
+    entry = ledger()["S2.5.3c"]
+    assert (entry.kind, entry.verdict) == ("open", "refuted")
+    for shown in (repr(entry), entry._repr_markdown_()):
+        assert "answered: no" in shown
+        assert "Answered with no: " in shown
+        assert "efuted" not in shown.partition("rule:")[0]
+
+
 def test_words_are_escaped():
     assert escape("N^2 * |x|_i <b> [1](u) $d$") == r"N² \* |x|\_i \<b\> \[1\](u) \$d\$"
 
@@ -273,7 +282,8 @@ def test_words_are_escaped():
 def test_tables_of_the_ledger_are_whole():
     text = ledger_table(all_entries()).markdown
     for entry in all_entries():
-        assert f'| <span id="ledger-{entry.id}"></span>[{entry.id}](#{entry.id})<br>**{entry.verdict}**' in text
+        verdict = "answered: no" if entry.kind == "open" and entry.verdict == "refuted" else entry.verdict
+        assert f'| <span id="ledger-{entry.id}"></span>[{entry.id}](#{entry.id})<br>**{verdict}**' in text
     assert all(rule in repr(rules_table()) for rule in RULES)
     line = "**Claims judged here:** [S0.1.1a](#S0.1.1a), [S0.1.2a](#S0.1.2a)."
     assert claims.judged_here("S0.1.1a", "S0.1.2a").markdown == line
