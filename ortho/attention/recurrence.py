@@ -34,7 +34,7 @@ from torch.nn.functional import pad
 
 from ortho import checks
 from ortho._typing import Float, Tensor
-from ortho.attention.kernel import once
+from ortho.attention.backward import once
 
 # Within chunks of C tokens the weights are materialised, N C numbers; from chunk to chunk a state is carried, N K V / C
 # numbers. The two are equal at C = sqrt(K V), which is 64 for heads of width 64; at K = 256, 64 was also the fastest.

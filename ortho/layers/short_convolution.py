@@ -18,9 +18,9 @@ from torch.autograd import Function
 
 from ortho import checks
 from ortho._typing import Bool, Float, State
+from ortho.attention.backward import once
 from ortho.attention.cache import PartsCache
 from ortho.attention.call import no_autocast, upcast
-from ortho.attention.kernel import once
 from ortho.heads import token_mask
 from ortho.layers.multihead import MultiheadAttention
 

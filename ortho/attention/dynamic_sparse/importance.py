@@ -31,8 +31,8 @@ from ortho.attention.dynamic_sparse.selection import (
     positions_of,
     reachable,
 )
-from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.uncompiled import uncompiled
 
 NUM_KEYS = 64
 TILE = 64  # queries whose choices are found together

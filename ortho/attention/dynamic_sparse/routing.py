@@ -22,6 +22,7 @@ from torch.nn.functional import one_hot
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import Call, attention_function, no_autocast, upcast
+from ortho.attention.draws import drawn_once
 from ortho.attention.dynamic_sparse.groups import attend_in_groups, group_mask
 from ortho.attention.dynamic_sparse.selection import (
     attend_chosen,
@@ -36,9 +37,9 @@ from ortho.attention.dynamic_sparse.selection import (
     positions,
     products,
 )
-from ortho.attention.kernel import drawn_once, uncompiled
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import masked_softmax
+from ortho.attention.uncompiled import uncompiled
 
 CLUSTERS, WIDTH = 16, 64
 SEED = 2003_05997  # of the default centroids, the same in every call; a number that nobody seeds data with

@@ -25,10 +25,10 @@ from ortho import checks
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
-from ortho.attention.kernel import uncompiled
 from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import divisors
+from ortho.attention.uncompiled import uncompiled
 from ortho.gates import Gate
 
 WINDOW = 256

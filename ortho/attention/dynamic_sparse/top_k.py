@@ -23,8 +23,8 @@ from ortho.attention.dynamic_sparse.selection import (
     reachable,
     tiles_of_queries,
 )
-from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism
+from ortho.attention.uncompiled import uncompiled
 
 NUM_KEYS = 64
 

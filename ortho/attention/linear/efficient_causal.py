@@ -13,8 +13,8 @@ import torch
 
 from ortho import checks
 from ortho._typing import Float, State, Tensor
+from ortho.attention.backward import differentiable_once
 from ortho.attention.call import Call, attention_function
-from ortho.attention.kernel import differentiable_once
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrent.channels import by_chunks
 from ortho.attention.scores import masked_softmax, scaled

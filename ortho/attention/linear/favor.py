@@ -18,7 +18,7 @@ import torch
 
 from ortho import checks
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.kernel import drawn_once
+from ortho.attention.draws import drawn_once
 from ortho.attention.linear.feature_map import FeatureMap, Features
 from ortho.attention.linear.linear_attention import kernel_mechanism
 from ortho.attention.scores import root_scale

@@ -16,8 +16,8 @@ from torch.autograd import Function
 
 from ortho import checks
 from ortho._typing import Bool, Float, State, Tensor
+from ortho.attention.backward import once
 from ortho.attention.call import Call, attention_function
-from ortho.attention.kernel import once
 from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.recurrence import in_chunks

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
 from ortho.attention.call import blocked_pairs
-from ortho.attention.kernel import uncompiled
 from ortho.attention.scores import masked_softmax
+from ortho.attention.uncompiled import uncompiled
 
 # On a CPU with heads of width 64, tiles of 128 were fastest at N = 1024 and N = 4096; those of 64 to 256 within 10 %.
 TILE = 128

@@ -22,8 +22,8 @@ from torch.autograd import Function
 
 from ortho import checks
 from ortho._typing import Float
+from ortho.attention.backward import once
 from ortho.attention.call import Call, attention_function, upcast
-from ortho.attention.kernel import once
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference

@@ -36,8 +36,8 @@ from torch.nn.functional import pad
 
 from ortho import checks
 from ortho._typing import Bool, Float
+from ortho.attention.backward import once
 from ortho.attention.call import Call, attention_function, blocked_pairs
-from ortho.attention.kernel import once
 from ortho.attention.scores import masked_softmax
 from ortho.attention.softmax.softmax_attention import positive_scale
 from ortho.heads import repeat_kv

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ortho import checks
-from ortho.attention.kernel import drawn_once
+from ortho.attention.draws import drawn_once
 from ortho.attention.sparse.block_mask import ABSENT, BlockMask, Section, consecutive
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
 

@@ -15,11 +15,11 @@ import torch
 from ortho import checks
 from ortho._typing import Bool, Float, Size, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.kernel import uncompiled
 from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.scores import flat_mask, masked_softmax
 from ortho.attention.sparse.block_mask import BlockMask, Rule, Section
 from ortho.attention.sparse.tiled_attention import tiled_attention
+from ortho.attention.uncompiled import uncompiled
 
 ROWS = 256  # of a mask that are counted together
 

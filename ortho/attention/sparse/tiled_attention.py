@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ortho.attention.backward import once
 from ortho.attention.call import no_autocast
-from ortho.attention.kernel import once
 from ortho.attention.sparse.block_mask import BlockMask
 
 # How many numbers, of scores or of gathered keys, are computed together: on a CPU they stay in its cache, on a GPU they
