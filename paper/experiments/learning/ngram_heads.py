@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
 from ortho._cost import Cost, linear_map, product
 from ortho.cost.layers import NOT_DERIVED
-from ortho.heads import new_weight, split_heads
+from ortho.layers.heads import Heads
 from ortho.models.language_model import LanguageModel
 
 LENGTHS = (2, 4)  # n of the first heads; further heads begin again with the first n
@@ -45,7 +44,7 @@ def matches(tokens: Tensor, n: int) -> Tensor:
     return found.tril()
 
 
-class NgramHeads(nn.Module):
+class NgramHeads(Heads):
     """N-gram heads of the lengths above: x (B, N, d) -> (B, N, d), only in causal calls; `read` gives them tokens."""
 
     weights: Tensor | None = None  # (B, H, N, N)
@@ -61,12 +60,10 @@ class NgramHeads(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        self.num_heads, self.form = num_heads, form
+        super().__init__(d_model, num_heads, head_dim=head_dim)
+        self.form = form
         self.lengths = [LENGTHS[i % len(LENGTHS)] for i in range(num_heads)]
-        kind: dict[str, Any] = {"fans": 2 * d_model, "generator": generator, "dtype": dtype, "device": device}
-        self.weight_v = new_weight(num_heads * head_dim, d_model, **kind)
-        self.weight_o = new_weight(d_model, num_heads * head_dim, **kind)
+        self._make_maps(generator=generator, dtype=dtype, device=device)
 
     def read(self, tokens: Tensor) -> None:
         """Look for matches among tokens (B, N), for the next call."""
@@ -80,8 +77,7 @@ class NgramHeads(nn.Module):
             raise ValueError("is_causal: expected True, without mask, state or cache; n-gram heads are for training")
         if self.weights is None or self.weights.shape[::2] != x.shape[:2]:
             raise ValueError("x: expected the tokens that `read` was given last")
-        v = split_heads(linear(x, self.weight_v), self.num_heads)
-        return linear((self.weights @ v).transpose(1, 2).flatten(2), self.weight_o)
+        return self._merge(self.weights @ self._values(x))
 
 
 class NgramModel(LanguageModel):
