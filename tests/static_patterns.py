@@ -3,11 +3,12 @@
 from drawn_tilings import Parity
 
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import LocalStrided, Strided
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 
 HUGE = 10**12  # more than any sequence has tokens
 

@@ -47,14 +47,15 @@ from ortho.attention.softmax import flash
 from ortho.attention.softmax.flash import flash_attention
 from ortho.attention.softmax.softmax_attention import MECHANISM as SOFTMAX
 from ortho.attention.softmax.softmax_attention import softmax_attention, softmax_attention_reference
-from ortho.attention.sparse import block_sparse, dilated, fixed, global_local, strided, window
+from ortho.attention.sparse import block_sparse, blocked_window, dilated, fixed, global_local, strided, window
 from ortho.attention.sparse.block_sparse import big_bird_attention, block_sparse_attention
+from ortho.attention.sparse.blocked_window import blocked_window_attention, overlapping_blocks_attention
 from ortho.attention.sparse.dilated import dilated_attention, local_dilated_attention
 from ortho.attention.sparse.fixed import fixed_attention, fixed_columns_attention
 from ortho.attention.sparse.global_local import global_local_attention
 from ortho.attention.sparse.pattern import pattern_attention
 from ortho.attention.sparse.strided import local_strided_attention, strided_attention
-from ortho.attention.sparse.window import blocked_window_attention, overlapping_blocks_attention, window_attention
+from ortho.attention.sparse.window import window_attention
 from ortho.checks import FORMS
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -81,7 +82,8 @@ MECHANISMS: dict[str, Mechanism] = {
         forgetting_transformer.MECHANISM,
         path.MECHANISM,
         position_delta.MECHANISM,
-        *window.MECHANISMS,
+        window.MECHANISM,
+        *blocked_window.MECHANISMS,
         *dilated.MECHANISMS,
         *strided.MECHANISMS,
         *fixed.MECHANISMS,

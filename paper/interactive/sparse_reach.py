@@ -3,11 +3,12 @@
 from html import escape
 
 from ortho.attention.sparse.block_sparse import BigBird
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.fixed import Fixed
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 from ortho.theory.reachability import layers_between
 from paper.interactive.markup import attribute, cells
 

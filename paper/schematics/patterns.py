@@ -5,11 +5,12 @@ from torch import Generator, Tensor, randn
 
 from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.block_sparse import BigBird
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
 from ortho.attention.sparse.fixed import Fixed
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 from paper.plots import BLUE, ORANGE, VERMILION
 from paper.schematics.drawing import canvas, cells, label
 

@@ -24,12 +24,13 @@ from ortho import (
 from ortho.attention import cache as caches
 from ortho.attention.cache import RingCache, StateCache, new_cache
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.strided import LocalStrided, Strided
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 from ortho.cost.attention import decoded
 from ortho.cost.counting import flops_of
 

@@ -15,6 +15,7 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 from ortho.attention.sparse import block_sparse
 from ortho.attention.sparse.block_mask import Section
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
@@ -23,7 +24,7 @@ from ortho.attention.sparse.pattern import (
     pattern_attention_reference,
 )
 from ortho.attention.sparse.strided import LocalStrided, Strided
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 from ortho.cost.mechanisms.sparse import pattern_cost
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}

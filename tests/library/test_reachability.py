@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from ortho.attention.sparse.block_sparse import BigBird
+from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.strided import LocalStrided, Strided
-from ortho.attention.sparse.window import BlockedWindow, Window
+from ortho.attention.sparse.window import Window
 from ortho.theory.reachability import layers_between, layers_to_reach, reached, window_layers
 
 LENGTHS = range(1, 31)

@@ -113,3 +113,8 @@ def band(
     table = block_ranges(lowest // block - start // block, highest // block - start // block)
     queries, blocks = (consecutive(*some, section.device) for some in ((first, stop, tile), (start, end, block)))
     return BlockMask(queries, blocks, table, section.rule(allowed))
+
+
+def evenly(length: int, most: int) -> int:
+    """The width of equal pieces, at most `most`, of which as few as possible cover `length`."""
+    return -(-length // -(-length // most))

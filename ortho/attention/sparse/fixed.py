@@ -15,8 +15,8 @@ from ortho.attention.sparse.block_mask import (
     block_ranges,
     consecutive,
 )
+from ortho.attention.sparse.blocked_window import BlockedWindow, tile_width
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.window import BlockedWindow, tile_width
 
 
 @dataclass(frozen=True)

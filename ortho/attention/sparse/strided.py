@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, Bound, Rule, Section, block_ranges
+from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, Bound, Rule, Section, block_ranges, evenly
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.window import Window, evenly
+from ortho.attention.sparse.window import Window
 
 CAUSAL_TILE = 32  # queries in a tile of a column: a column has few, and hides half of what its last tiles read
 
