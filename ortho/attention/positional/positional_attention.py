@@ -6,7 +6,7 @@ matrices; the fast form uses shifts, running sums and short bands, in time and m
 """
 
 from collections.abc import Sequence
-from itertools import groupby, product
+from itertools import product
 
 import torch
 
@@ -137,11 +137,10 @@ def positional_attention(
     heads, means, vectors = [], [], [sums[..., :0]]
     with no_autocast(v):
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
-        runs = [[pattern] for pattern in patterns] if apart else [list(equal) for _, equal in groupby(patterns)]
-        h = 0  # the first head of the run
-        for run, x in zip(runs, v.split(list(map(len, runs)), -3), strict=True):
-            pattern, count = run[0], len(run)
-            x = x.mT.flatten(-3, -2)  # (..., count V, N): equal adjacent heads are one wide head
+        runs = _runs(patterns, apart)
+        parts = v.split([count for _, _, count in runs], -3)
+        for (h, pattern, count), x in zip(runs, parts, strict=True):
+            x = x.mT.flatten(-3, -2)  # (..., count V, N): equal heads are one wide head
             x = x.to(torch.float64 if pattern.wide else torch.promote_types(v.dtype, torch.float32))
             at = where.head(h, len(lead))
             if is_causal:
@@ -156,13 +155,23 @@ def positional_attention(
             else:
                 o = _whole(pattern, x, at, empty)
             heads.append(at.kept(o).to(v.dtype).unflatten(-2, (count, -1)))
-            h += count
         o = torch.cat(heads, -3).mT
     if not return_state:
         return o
     ends = torch.stack(where.last, -1)
     ends = ends.expand(torch.broadcast_shapes(ends.shape, (*lead, 1, 3)))
     return o, (torch.cat(means, -2), torch.cat(vectors, -1), ends)
+
+
+def _runs(patterns: Sequence[PositionalPattern], apart: bool) -> list[tuple[int, PositionalPattern, int]]:
+    """Runs of adjacent heads with equal patterns: the first head, the pattern, and the number of heads."""
+    runs: list[tuple[int, PositionalPattern, int]] = []
+    for head, pattern in enumerate(patterns):
+        if runs and not apart and pattern == runs[-1][1]:
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((head, pattern, 1))
+    return runs
 
 
 def _whole(pattern: PositionalPattern, x: Tensor, at: Places, empty: str) -> Tensor:
