@@ -16,7 +16,7 @@
       row,
       id,
       document: id.split(".")[0],
-      verdict: name.querySelector("strong").textContent.trim().split(" ")[0],
+      verdict: name.querySelector("strong").textContent.trim(),
       severity: name.querySelector("em")?.textContent.trim() ?? "none",
       chapter,
       text: `${name.textContent} ${evidence.textContent}`.toLowerCase(),

@@ -3,12 +3,12 @@ r"""Induction heads without training: they find where the present token stood be
 One frozen projection makes queries and keys; the keys come one token late. With $\hat x_t = \sqrt d\, x_t / |x_t|$
 and a random orthogonal R (K x d) for each head, drawn once,
 
-$$u_t = \sqrt{c / n} \sum_{j=0}^{n-1} R_j\, \hat x_{t-j}, \qquad q_t = u_t, \qquad k_s = u_{s-1}.$$
+$$u_t = \sqrt{c / n} \sum_{j=0}^{n-1} R_j\, \hat x_{t-j}.$$
 
-Scores are $q_t^T k_s / \sqrt K$. If the n tokens before s equal the n tokens up to t, the score is about $c \sqrt K$,
-and the value at s is what came next. For independent tokens the score is about c times a standard normal number
-(Johnson and Lindenstrauss). If their projections are drawn independently, as in orthogonal random attention, q and k
-have $E[q^T k] = 0$ for every pair.
+The query is $q_t = u_t$, the key $k_s = u_{s-1}$. Scores are $q_t^T k_s / \sqrt K$. If the n tokens before s equal the
+n tokens up to t, the score is about $c \sqrt K$, and the value at s is what came next. For independent tokens the score
+is about c times a standard normal number (Johnson and Lindenstrauss). If their projections are drawn independently, as
+in orthogonal random attention, q and k have $E[q^T k] = 0$ for every pair.
 
 Beside M tokens that do not match, the one that does gets a weight of about
 $1 / (1 + M e^{c^2 / 2 - c \sqrt K})$, which grows as c nears $\sqrt K$: a head finds it where $K > 2 \ln M$. But tokens

@@ -115,7 +115,7 @@ def test_the_search_begins_with_what_was_asked_for(page, book, words, first):
 def rows(page):
     """(id, verdict, severity or "none") of the claims that are shown, in order."""
     cells = page.locator(".tag_ledger tbody tr:visible td:first-child")
-    return [tuple([*text.split(), "none"][:3]) for text in cells.all_inner_texts()]
+    return [tuple([*text.strip().splitlines(), "none"][:3]) for text in cells.all_inner_texts()]
 
 
 def counted(page):
