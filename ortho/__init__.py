@@ -1,4 +1,4 @@
-"""Orthogonal random attention and its rivals: definitions, fast forms, exact costs.
+"""Orthogonal random attention and its rivals: definitions, fast forms, exact costs. An example::
 
     import torch
     from ortho import LanguageModel, MultiheadAttention, cost, freeze_qk
