@@ -66,9 +66,9 @@ class FeatureMap(ABC):
 class Elementwise(FeatureMap):
     """One function applied to each number of queries and keys, after scaling by `scale`, which is 1 by default."""
 
+    @abstractmethod
     def function(self, x: Tensor) -> Tensor:
         """phi(x), of the shape of x."""
-        raise NotImplementedError
 
     def __call__(self, q: Tensor, k: Tensor, *, scale: float | None = None, **_: Any) -> Features:
         q, k = scaled(scale, q, k)
@@ -108,9 +108,8 @@ class EluPlusOne(Elementwise):
     """elu(x) + 1: x + 1 for positive x, exp(x) for others (Katharopoulos et al. 2020, arXiv:2006.16236, equation 7)."""
 
     def function(self, x: Tensor) -> Tensor:
-        decoding = (
-            x.shape[-2:-1] == (1,) and not torch.is_grad_enabled()
-        )  # where calling a function takes most of the time
+        # Where calling a function takes most of the time.
+        decoding = x.shape[-2:-1] == (1,) and not torch.is_grad_enabled()
         # The compiler traces no function that has a forward derivative of its own.
         if torch.compiler.is_compiling() or decoding:
             return torch.where(x > 0, x + 1, x.clamp(max=0).exp())

@@ -26,7 +26,7 @@ class Relu(Elementwise):
         return torch.relu(x) + RELU_FLOOR
 
 
-class Exp(Elementwise):
+class Exp(FeatureMap):
     """exp(x), for each token relative to its largest number.
 
     softmax(x) for queries gives the same attention: its divisor cancels. Efficient Attention (Shen et al. 2021,
@@ -40,6 +40,9 @@ class Exp(Elementwise):
         q, k = scaled(scale, q, k)
         top_q, top_k = (x.detach().amax(-1, keepdim=True) for x in (q, k))
         return Features((q - top_q).exp_(), (k - top_k).exp_(), top_k[..., 0])
+
+    def width(self, K: Size) -> Size:
+        return K
 
 
 class CosFormer(FeatureMap):
