@@ -16,9 +16,8 @@ GIVEN = {"q", "k", "v", "is_causal", "attn_mask", "scale", "initial_state", "ret
 
 
 def options_of(function: Callable[..., Any], gates: Mapping[str, Any]) -> list[str] | None:
-    """The names of an attention function's own options, which are no gates; None if it takes any."""
-    of = function.forward if isinstance(function, nn.Module) else function
-    parameters = signature(of).parameters.values()
+    """The names of an attention function's own options, without its gates; None if it takes any name."""
+    parameters = _parameters(function).values()
     if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         return None
     return [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY and p.name not in GIVEN | gates.keys()]
@@ -50,16 +49,22 @@ def check_options(
 def check_names(what: str, function: Callable[..., Any], options: Mapping[str, Any], gates: Mapping[str, Any]) -> None:
     """TypeError for an option that an attention function, which is `what`, does not have."""
     known = options_of(function, gates)
-    for name in options if known is not None else ():
-        if known is not None and name not in known:
+    if known is None:
+        return
+    for name in options:
+        if name not in known:
             wanted = unknown("options", name, known) if known else f"options: expected none, got {name!r}"
             raise TypeError(f"{wanted}, with the attention {what}")
 
 
 def takes_state(function: Callable[..., Any]) -> bool:
     """Whether an attention function can go on from a state."""
-    parameters = signature(function.forward if isinstance(function, nn.Module) else function).parameters
+    parameters = _parameters(function)
     return "initial_state" in parameters or any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    return signature(function.forward if isinstance(function, nn.Module) else function).parameters
 
 
 def described(attention: Any, options: Mapping[str, Any]) -> str:
