@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from ortho import checks
 from ortho._typing import Float
 from ortho.heads import merge_heads, new_bias, new_weight, split_heads
-from ortho.projections.projection import head_sizes, kv_heads
+from ortho.projections.projection import HeadSizes
 
 
-class Heads(nn.Module):
+class Heads(HeadSizes):
     """Heads of width K = `head_dim` that read values: W_V makes the values of x, W_O the layer's output of the heads'.
 
     K is d/H by default; if it is given, there may be any number of heads. W_V (`weight_v`, (G K, d)) and W_O
@@ -25,9 +25,7 @@ class Heads(nn.Module):
     def __init__(
         self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
     ) -> None:
-        super().__init__()
-        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.num_kv_heads = kv_heads(self.num_heads, num_kv_heads)
+        super().__init__(d_model, num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         self._fans = None if head_dim is None else 2 * d_model
 
     def _make_maps(self, *, bias: bool = False, **kind: Any) -> None:

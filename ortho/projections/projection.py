@@ -8,7 +8,21 @@ from ortho._typing import Float, Tensor
 from ortho.heads import split_heads
 
 
-class Projection(nn.Module):
+class HeadSizes(nn.Module):
+    """A module with heads: `d_model`, `num_heads`, and by default `head_dim` = d/H and `num_kv_heads` = H.
+
+    Raises TypeError or ValueError, naming the argument, for sizes below 1 and for heads that do not divide.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
+        self.num_kv_heads = kv_heads(self.num_heads, num_kv_heads)
+
+
+class Projection(HeadSizes):
     """x (B, N, d) and a context (B, M, d), by default x itself -> q (B, H, N, K) and k (B, G, M, K).
 
     K is `head_dim`, by default d/H; if it is given, there may be any number of heads. With fewer heads of keys, G =
@@ -27,13 +41,6 @@ class Projection(nn.Module):
     weight_k: Tensor
     bias_q: Tensor | None
     bias_k: Tensor | None
-
-    def __init__(
-        self, d_model: int, num_heads: int, *, head_dim: int | None = None, num_kv_heads: int | None = None
-    ) -> None:
-        super().__init__()
-        self.d_model, self.num_heads, self.head_dim = head_sizes(d_model, num_heads, head_dim)
-        self.num_kv_heads = kv_heads(self.num_heads, num_kv_heads)
 
     @property
     def q_width(self) -> int:
