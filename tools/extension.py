@@ -27,8 +27,9 @@ from pybtex.plugin import register_plugin
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
 
+from paper.claims.gathered import verdicts
 from paper.experiments import EXPERIMENTS, load
-from tools.notebooks import ROOT, SHOW_VERDICTS, judged
+from tools.notebooks import ROOT, SHOW_VERDICTS
 
 CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
@@ -79,6 +80,12 @@ def differs(commit: str) -> bool:
     return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0
 
 
+@cache
+def judged_by() -> str:
+    """The experiments whose records the verdicts of all chapters rest on."""
+    return json.dumps([row["records"] for row in verdicts().values()])
+
+
 def date_timings(app: Any, document: nodes.document) -> None:
     """End a page that reads timings with their commits and dates, and with whether they are older than the code."""
     path = Path(app.env.doc2path(app.env.docname))
@@ -88,8 +95,8 @@ def date_timings(app: Any, document: nodes.document) -> None:
     text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     if "paper.findings" in text:
         text += (ROOT / "paper" / "findings.py").read_text(encoding="utf-8")
-    if path in SHOW_VERDICTS:  # each with the experiments that were read for it
-        text += json.dumps([row["records"] for _, row in judged()])
+    if path in SHOW_VERDICTS:
+        text += judged_by()
     found = sorted({one for name, origins in timings().items() if f'"{name}"' in text for one in origins})
     if found:
         of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)
