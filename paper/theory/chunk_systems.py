@@ -44,8 +44,8 @@ def condition(k: Float[Tensor, "C K"], beta: Float[Tensor, "C"]) -> float:
 def condition_bound(C: int, beta: float) -> float:
     r"""The bound $C + \beta^2 C (C - 1) / 2$ on condition numbers of unit keys with strengths up to `beta` $\le 2$.
 
-    I + A and its inverse both have ones on the diagonal and entries of at most `beta` below: neither's Frobenius norm,
-    which is no less than the spectral norm, is above the root of that number.
+    I + A and its inverse both have ones on the diagonal and entries of at most `beta` below. So the Frobenius norm of
+    each is at most the root of that number, and the spectral norm is at most the Frobenius norm.
     """
     expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
     return C + beta**2 * C * (C - 1) / 2
