@@ -35,7 +35,7 @@ CITED = ROOT / "CITATION.cff"
 APART = re.compile(r"(?:(?<=\d)|^) (?=%)")  # `^`: after a number that the page has inserted
 NAME = re.compile(r"`([^`]+)`")
 MINUS = re.compile(r"(?<![\w.,:/–-])-(?=\d)")
-UNTIMED = ("how-to-read", "index", "what-is-new", "zh")  # pages that show verdicts and findings, but no time
+UNTIMED = ("index", "14-what-is-new", "zh")  # pages that show verdicts and findings, but no time
 EXAMPLE = "https://repository.example"
 
 

@@ -36,10 +36,10 @@ from tools.stored import TIMING_TAG, code_cells, digests, faults, output_digests
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("notebooks", "book/guides", "book")  # of the book's notebooks: chapters, guides, pages
+FOLDERS = ("notebooks", "notebooks/systems", "book/guides", "book")  # chapters, systems, guides, pages
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
-VERDICT_PAGES = ("artifact", "how-to-read", "index", "ledger", "results", "zh")
+VERDICT_PAGES = ("artifact", "index", "ledger", "results", "zh")
 SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in VERDICT_PAGES]
 CELL_TIMEOUT = 600  # seconds
 
@@ -238,7 +238,7 @@ def judged() -> list[Any]:
     """What the stored chapters judged."""
     from paper.claims.gathered import judged_in  # imports the library, which other uses of this module do not need
 
-    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))]
     return [row for text in texts for row in judged_in(json.loads(text)["cells"])]
 
 

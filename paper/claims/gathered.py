@@ -40,9 +40,10 @@ def verdicts(root: Path = ROOT) -> dict[str, dict[str, Any]]:
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         except (OSError, KeyError, json.JSONDecodeError) as error:
             raise LedgerError(f"{path}: expected an executed notebook: {error}") from error
+        name = path.relative_to(root / "notebooks").with_suffix("").as_posix()
         for code, row in judged_in(cells):
             if other := found.get(row["id"]):
-                places = f"{other['chapter']} ({other['code']}) and {path.stem} ({code})"
+                places = f"{other['chapter']} ({other['code']}) and {name} ({code})"
                 raise LedgerError(f"claim {row['id']}: expected one cell that judges it, got {places}")
-            found[row["id"]] = {**row, "chapter": path.stem, "code": code}
+            found[row["id"]] = {**row, "chapter": name, "code": code}
     return found

@@ -1,15 +1,18 @@
 """Tables and verdicts as notebooks show them: Markdown for the page, plain text elsewhere; alike on every machine."""
 
+import os
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from paper.claims import figures
 from paper.claims.catalogue import read_toml
+from paper.claims.gathered import ROOT
 from paper.claims.ledger import Entry, catalogue
 from paper.claims.severity import SEVERITIES
 from paper.claims.verdicts import MEANINGS, RULES, Verdict
@@ -77,7 +80,8 @@ def judged_markdown(entries: Sequence[Entry]) -> str:
 
 def _to_ledger(entry: Entry) -> str:
     """A claim's id, linked to its card: its words, the quotation, all figures, the rule."""
-    return f'<a class="verdict" href="../book/ledger.html#ledger-{entry.id}">{entry.id}</a>'
+    book = Path(os.path.relpath(ROOT / "book")).as_posix()  # a notebook runs in its own folder
+    return f'<a class="verdict" href="{book}/ledger.html#ledger-{entry.id}">{entry.id}</a>'
 
 
 def _emphasised(entry: Entry) -> str:

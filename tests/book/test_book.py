@@ -21,12 +21,6 @@ def test_each_notebook_has_its_place_and_each_page_its_file():
     assert [page for page in PAGES if page not in listed and not (ROOT / f"{page}.md").exists()] == []
 
 
-def test_the_page_on_how_to_read_leads_to_every_chapter():
-    page = (ROOT / "book" / "how-to-read.ipynb").read_text(encoding="utf-8")
-    chapters = [chapter["file"] for part in TOC["parts"] for chapter in part["chapters"] if part.get("numbered")]
-    assert chapters and [chapter for chapter in chapters if f"(../{chapter}.ipynb)" not in page] == []
-
-
 @pytest.mark.parametrize("address", ["", "https://github.com/some/book"])
 def test_pages_and_buttons_have_the_address_of_the_repository_or_leave_it_out(monkeypatch, address):
     """No ordinary build has an address."""

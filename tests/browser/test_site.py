@@ -32,7 +32,7 @@ def test_every_page_leads_to_the_search(page, book):
 
 
 def test_the_search_shows_chapters_before_names_of_the_package(page, book):
-    for words, first in (("delta rule", "11-delta-rule"), ("FAVOR", "08-favor-unbiased")):
+    for words, first in (("delta rule", "12-memories-that-erase"), ("FAVOR", "11-favor")):
         page.goto(f"{book}search.html?q={quote(words)}")
         page.wait_for_function("/finished/.test(document.querySelector('#search-results').textContent)")
         links = page.locator("#search-results .search li > a")
@@ -64,7 +64,7 @@ def test_a_notebook_can_be_taken_along(page, book):
 
 
 def test_writes_into_a_memory_are_gone_through(page, book):
-    page.goto(f"{book}notebooks/11-delta-rule.html")
+    page.goto(f"{book}notebooks/12-memories-that-erase.html")
     stepper = page.locator(".delta-writes")
     slider = stepper.get_by_label("Writes so far")
     shown = stepper.locator("tbody td:visible")
@@ -80,7 +80,7 @@ def test_writes_into_a_memory_are_gone_through(page, book):
 
 
 def test_a_chunk_is_solved_row_by_row(page, book):
-    page.goto(f"{book}notebooks/12-chunked-form.html")
+    page.goto(f"{book}notebooks/systems/chunked-form.html")
     stepper = page.locator(".chunk-solve")
     slider = stepper.get_by_label("Rows solved")
     for solved in range(stepper.locator("tbody tr").count() + 1):
@@ -102,7 +102,7 @@ def test_the_point_of_the_first_page_is_dragged(page, book):
     assert not figure.locator(".fixed").is_visible()
 
 
-@pytest.mark.parametrize(("words", "first"), [("cite", "book/index"), ("what is new", "book/what-is-new")])
+@pytest.mark.parametrize(("words", "first"), [("cite", "book/index"), ("what is new", "notebooks/14-what-is-new")])
 def test_the_search_begins_with_what_was_asked_for(page, book, words, first):
     page.goto(f"{book}search.html?q={quote(words)}")
     page.wait_for_function("/finished/.test(document.querySelector('#search-results').textContent)")
@@ -210,7 +210,7 @@ def test_the_slider_over_lengths_moves_the_costs(page, book):
 
 
 def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
-    page.goto(f"{book}notebooks/15-sparse-patterns.html")
+    page.goto(f"{book}notebooks/systems/sparse-patterns.html")
     box = page.locator(".reach")
     said, reached = box.locator("output"), box.locator(".reach-tokens .reached")
     box.locator("select").select_option("window of 8")
@@ -221,13 +221,3 @@ def test_a_pattern_and_a_number_of_layers_show_which_tokens_arrive(page, book):
     box.locator("select").select_option("strided by 8")
     assert (said.inner_text(), reached.count()) == ("64 of 64 tokens after 2 layers", 64)
     assert box.locator(".chosen").inner_text() == "100"
-
-
-# ------------------------------------------------------------------------------------------------------------------ map
-
-
-def test_the_map_leads_to_every_chapter(page, book):
-    page.goto(f"{book}book/how-to-read.html")
-    links = page.locator(".chapter-map a")
-    found = links.evaluate_all("links => links.map((link) => new URL(link.href.baseVal, document.baseURI).pathname)")
-    assert found == [f"/{name}.html" for name in CHAPTERS]

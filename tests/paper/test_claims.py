@@ -68,8 +68,8 @@ def test_each_verdict_is_derived_in_its_chapter(claim_id):
     (entry,) = (entry for entry in all_entries() if entry.id == claim_id)
     anchor = re.compile(rf"^\({re.escape(entry.id)}\)=$", re.MULTILINE)
     anchored = [
-        (path.stem, number)
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        (path.relative_to(ROOT / "notebooks").with_suffix("").as_posix(), number)
+        for path in sorted((ROOT / "notebooks").rglob("*.ipynb"))
         for number, (kind, text) in enumerate(_cells(path))
         if kind == "markdown"
         for _ in anchor.findall(text)

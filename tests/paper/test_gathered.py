@@ -90,7 +90,7 @@ def test_what_cannot_be_gathered_is_refused(book):
 
 
 def test_the_chapters_are_those_of_the_book():
-    assert chapters() == sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert sorted(chapters()) == sorted((ROOT / "notebooks").rglob("*.ipynb"))
 
 
 def test_an_executed_cell_is_judged_as_the_ledger_has_it():
