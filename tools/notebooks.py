@@ -38,8 +38,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "notebooks/systems", "book/guides", "book")  # chapters, systems, guides, pages
 RUN_TIMES = ROOT / "book" / "run-times.json"
-SHOW_TIMES = [ROOT / "book" / f"{name}.ipynb" for name in ("artifact", "status")]
-VERDICT_PAGES = ("artifact", "index", "ledger", "results", "zh")
+SHOW_TIMES = [ROOT / "book" / "reproduce.ipynb"]
+VERDICT_PAGES = ("index", "ledger", "reproduce", "results", "zh")
 SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in VERDICT_PAGES]
 CELL_TIMEOUT = 600  # seconds
 

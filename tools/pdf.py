@@ -26,7 +26,7 @@ PAGES = ROOT / "_build" / "html"
 PDF = ROOT / "_build" / "book.pdf"
 # Parts to look up, not to read: the package's reference, and the pages on how the web pages are made.
 PARTS_NOT_PRINTED = ("The package",)
-PAGES_NOT_PRINTED = ("book/status", "book/artifact")
+PAGES_NOT_PRINTED = ("book/reproduce",)
 FOLDED_IN_PRINT = ("book/ledger",)  # each claim's evidence is unfolded in its chapter
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 

@@ -13,7 +13,7 @@ from tools import readme
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "README.zh.md", "CONTRIBUTING.md")
 GUIDES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "book" / "guides").glob("*.ipynb"))]
-NAMING = [*PAGES, readme.PAGE, "book/status.ipynb", "book/artifact.ipynb", *GUIDES]
+NAMING = [*PAGES, readme.PAGE, "book/reproduce.ipynb", *GUIDES]
 
 
 def read(name):
