@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "notebooks/systems", "book/guides", "book")  # chapters, systems, guides, pages
 RUN_TIMES = ROOT / "book" / "run-times.json"
 SHOW_TIMES = [ROOT / "book" / "reproduce.ipynb"]
-VERDICT_PAGES = ("index", "ledger", "reproduce", "results", "zh")
+VERDICT_PAGES = ("index", "ledger", "reproduce", "zh")
 SHOW_VERDICTS = [ROOT / "book" / f"{name}.ipynb" for name in VERDICT_PAGES]
 CELL_TIMEOUT = 600  # seconds
 

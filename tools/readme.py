@@ -3,7 +3,7 @@
     python tools/readme.py
 
 The cell `answers` of the landing page and of the Chinese page prints the three answers, which are copied between the
-two markers of its README, with links relative to it. The cell `headline` of the page of results draws the picture,
+two markers of its README, with links relative to it. The picture is a figure of chapter 4,
 which is copied to `book/_static/headline.svg`. A test compares them.
 """
 
@@ -17,7 +17,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "book/index.ipynb"
-RESULTS = "book/results.ipynb"
+CHAPTER, FIGURE = "notebooks/04-on-the-clock.ipynb", "figure-speed-up"
 PICTURE = "book/_static/headline.svg"
 READMES = {"README.md": PAGE, "README.zh.md": "book/zh.ipynb"}  # and the pages that they follow
 START, END = "<!-- from the landing page, by tools/readme.py -->", "<!-- end of what the landing page says -->"
@@ -48,7 +48,7 @@ def moved(text: str) -> str:
 
 def wanted() -> dict[str, str]:
     """The texts that the picture and the READMEs should have, by path. ReadmeError if something is missing."""
-    metadata, picture = cell(RESULTS, "headline", "image/svg+xml")
+    metadata, picture = cell(CHAPTER, FIGURE, "image/svg+xml")
     texts = {PICTURE: picture.strip() + "\n"}
     for name, page in READMES.items():
         answers = moved(cell(page, "answers", "text/markdown")[1]).strip()
