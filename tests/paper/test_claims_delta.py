@@ -29,6 +29,3 @@ def test_the_interval_of_a_gain_by_hand(stored):
     assert set(gains.values()) == {(58.0, 66.0)}  # of the differences 56, 57, 58, ... 66, 67, 68
     stored(permutations=[*records(HIGH, LOW), *records(HIGH, LOW, "cuda-y")])
     assert set(forms.gained(*ARMS).values()) == {(57.0, 67.0)}
-
-
-# ------------------------------------------------------------------------------------ The evidence on position DeltaNet

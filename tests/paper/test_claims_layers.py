@@ -35,15 +35,6 @@ def test_products_add_up(projection, form, input_grad):
     assert discarded == ({"dP", "dQ", "dK"} if idle else set())
 
 
-# --------------------------------------------------------------------------------------------- S2, sections 4.2 and 4.3
-
-
-# ------------------------------------------------------------------------------------- Evidence of S1 on FlashAttention
-
-
-# ------------------------------------------------------------------------------------------ Evidence that reads records
-
-
 # -------------------------------- The rules found behind S0's printed tables, and the limits that they are held against
 
 

@@ -29,9 +29,6 @@ def test_made_up_records_have_what_is_read_of_real_ones():
     assert made["repetitions"]["test"].keys() <= real["repetitions"]["test"].keys()
 
 
-# ---------------------------------------------------------------- frozen queries and keys with other attention (S2, S4)
-
-
 # ------------------------------------------------------------------------------------- whether freezing holds (S0, S2)
 
 
@@ -86,9 +83,6 @@ def test_shares_and_rates_within_the_margin_are_nothing_to_lose(stored):
         assert Decision.of(setting.arms.runs["learned"].configuration).margin > 0.004
         assert setting.at_stake("learned") is stake
     assert [rates(learned=successes).at_stake("learned") for successes in (0, 1, 2)] == [False, False, True]
-
-
-# ----------------------------------------------------------------------------------- orthogonal or Gaussian (S0, 5.2d)
 
 
 # --------------------------------------------------------------------------------- one learned head beside others (S2)

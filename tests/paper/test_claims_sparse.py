@@ -38,6 +38,3 @@ def test_inputs_are_what_they_are_called():
     q, k, _ = inputs.drawn("flat")
     scores = q @ k.mT / sqrt(inputs.WIDTH)
     assert abs(scores.std() - 0.5) < 0.01
-
-
-# ---------------------------------------------------------------------------------- The evidence on positional patterns
