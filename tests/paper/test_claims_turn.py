@@ -56,7 +56,7 @@ HALF = ora(lambda cost, standard: replace(cost, forward=standard.forward / 2, ba
 # A layer that maps tokens by W_V before it averages them, whatever order is asked for.
 VALUES_FIRST = {f"{SHARED}.frozen_layer.ValuesLast": constantly(lambda layer: layer)}
 # An optimiser that takes no time leaves what the products allow.
-FREE_UPDATE = {"UPDATE_BYTES": constantly(0)}
+FREE_UPDATE = {f"{SHARED}.printed_speed_ups.UPDATE_BYTES": constantly(0)}
 
 
 # A Synthesizer that has W_Q and W_K as well.
