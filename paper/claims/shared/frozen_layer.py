@@ -151,13 +151,22 @@ VALUES_FIRST, VALUES_LAST = "P (X W_V)", "(P X) W_V"
 WANTED = {True: "gradient for $X$", False: "none for $X$"}
 
 
-def backward_settings() -> dict[str, sympy.Expr]:
-    """The backward FLOPs of ORA, by the order of evaluation and by whether X needs a gradient."""
+def backward_settings(projection: str = "frozen") -> dict[str, sympy.Expr]:
+    """The backward FLOPs of a layer, ORA by default, by the order of evaluation and by whether X needs a gradient."""
     return {
-        f"${order}$, {wanted}": backward_counted(order, input_grad=input_grad)
+        f"${order}$, {wanted}": backward_counted(order, projection=projection, input_grad=input_grad)
         for order in (VALUES_FIRST, VALUES_LAST)
         for input_grad, wanted in WANTED.items()
     }
+
+
+def saved_settings() -> dict[str, sympy.Expr]:
+    """The share of a standard layer's backward FLOPs that freezing saves, in the settings of `backward_settings`.
+
+    Both layers evaluate in the same order.
+    """
+    standard, frozen = backward_settings("learned"), backward_settings()
+    return {setting: sympy.factor(1 - frozen[setting] / standard[setting]) for setting in standard}
 
 
 def linear_backward() -> Finding:
