@@ -26,18 +26,10 @@ numbers and use unit keys. A first token writes the start; each symbol then turn
 * Counting modulo m, two channels: two reflections whose keys are an angle $\pi s / m$ apart turn the plane by
   $2 \pi s / m$. That takes two steps a token (DeltaProduct; Siems et al. 2025, arXiv:2502.10297): the eigenvalues of
   one step are real.
-
-Without negative eigenvalues there is no parity (after Grazzi et al. 2024, arXiv:2411.12537, theorem 1). Let a token,
-with key k, value v and strength $\beta$, be repeated from any memory. Along k the memory approaches v by the factor
-$\lambda = 1 - \beta |k|^2$ at each step; elsewhere it stays. So the answer after t of them is
-$o_t = o_\infty + \lambda^t (o_0 - o_\infty)$, with the answer $o_\infty$ of the memory that holds v at k (`repeat`).
-For $0 \le \lambda \le 1$ each linear function of $o_t$ moves in one direction only: it crosses a threshold at most
-once, but the parity of t changes at every step. Reading $o_t$ in another way does not help at finite precision: $o_t$
-converges, and is the same for all but finitely many t.
 """
 
-from itertools import count, pairwise
-from math import inf, log, pi
+from itertools import pairwise
+from math import pi
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +38,7 @@ from scipy.special import ndtr
 from ortho._typing import Float, Int, Tensor
 from ortho.attention.recurrence import in_chunks, token_by_token
 from ortho.attention.recurrent.delta import delta_rule
-from ortho.checks import expect, one_of, positive_int
+from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.transitions import unit_keys
 
@@ -88,37 +80,6 @@ def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 
     later = _geometric(fading, age)
     earlier = decay ** (2 * age + 2) * (kept**age - erased * square) * _geometric(fading, pairs - 1 - age)
     return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
-
-
-def mean_error(
-    memory: str,
-    K: int,
-    pairs: int,
-    *,
-    last: int | None = None,
-    beta: float = 1.0,
-    decay: float = 1.0,
-    scaled: bool = False,
-) -> float:
-    """The mean expected error of the `last` pairs that were written, by default all.
-
-    `scaled`: with all answers multiplied by the one number that makes the error least, as a layer may learn to do.
-    """
-    last = pairs if last is None else positive_int("last", last)
-    expect(last <= pairs, "last", f"at most the {pairs} pairs", last)
-    found = [expected_answer(memory, K, pairs, age, beta=beta, decay=decay) for age in range(last)]
-    mean = Answer(*(sum(values) / last for values in zip(*found, strict=True)))
-    return 1 - mean.own**2 / mean.square if scaled else mean.error
-
-
-def capacity(memory: str, K: int, error: float, *, beta: float = 1.0, decay: float = 1.0, scaled: bool = False) -> int:
-    """The largest number of pairs up to which `mean_error` stays at most `error`, a number between 0 and 1.
-
-    It exists, because the error of old pairs tends to 1 or more.
-    """
-    expect(0 < error < 1, "error", "a number between 0 and 1", error)
-    gates: dict[str, Any] = {"beta": beta, "decay": decay, "scaled": scaled}
-    return next(M for M in count() if mean_error(memory, K, M + 1, **gates) > error)
 
 
 def answers(
@@ -197,13 +158,6 @@ def operands(
     share = torch.rand(runs, N, generator=generator)
     k = unit_keys(runs, N, K, generator=generator).float()
     return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
-
-
-def marks(steps: int, count: int = 13, *, chunk: int = CHUNK) -> list[int]:
-    """About `count` multiples of `chunk` up to `steps`, evenly spread on a logarithmic axis: where errors are taken."""
-    expect(count > 1, "count", "at least 2", count)
-    last = steps // chunk
-    return sorted({round(last ** (i / (count - 1))) * chunk for i in range(count)}) if last else []
 
 
 def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Float[Tensor, "states marks runs K V"]:
@@ -308,32 +262,3 @@ def read_counts(o: Float[Tensor, "*batch N 2"], m: int) -> Int[Tensor, "*batch N
     """The sums modulo m that the answers of `counter_operands` stand for."""
     turns = torch.atan2(-o[..., 1], o[..., 0]) / (2 * pi)
     return (turns * m).round().long() % m
-
-
-def repeat(
-    q: Float[Tensor, "K"],
-    k: Float[Tensor, "K"],
-    v: Float[Tensor, "V"],
-    beta: float,
-    S: Float[Tensor, "K V"],
-    steps: int,
-) -> Float[Tensor, "T V"]:
-    """The answers o_0 to o_steps to q while one token is repeated, by their closed form; S is the initial memory."""
-    square = k @ k
-    powers = (1 - beta * square) ** torch.arange(steps + 1, dtype=k.dtype)
-    held = q @ S
-    settled = held + (q @ k) * (v - k @ S) / square
-    return settled + powers[:, None] * (held - settled)
-
-
-def sign_changes(x: Float[Tensor, "T ..."]) -> Int[Tensor, "..."]:
-    """How often a sequence, along its first axis, goes from positive to negative or back; zeros count as negative."""
-    return (x > 0).diff(dim=0).sum(0)
-
-
-def lasts(beta: float, margin: float) -> float:
-    """The steps after which the share `margin` is left of what unit keys of strength `beta` keep turning."""
-    expect(0 <= beta <= 2, "beta", "a number in [0, 2]", beta)
-    expect(0 < margin < 1, "margin", "a number in (0, 1)", margin)
-    kept = abs(1 - beta)
-    return inf if kept == 1 else 0.0 if kept == 0 else log(margin) / log(kept)
