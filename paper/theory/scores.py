@@ -53,13 +53,6 @@ def moment_deviation(samples: Float[Tensor, "count"], draw: str, d: int, K: int,
     return float((samples.pow(order).mean() - exact) / spread)
 
 
-def head_spectrum(draw: str, d: int, K: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "K"]:
-    """Singular values (K,), falling, of one head's d x d matrix W_Q W_K^T, float64."""
-    law = DRAWS[one_of("draw", draw, DRAWS)]
-    q, k = (law(d, K, generator=generator, dtype=torch.float64) for _ in "qk")
-    return torch.linalg.svdvals(q @ k.T)[:K]
-
-
 # ----------------------------------------------------------------------------------------------------- what can be made
 
 
