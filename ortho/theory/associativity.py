@@ -51,16 +51,6 @@ def right_first(a: Matrix, b: Matrix, c: Matrix) -> Matrix:
     return product(a, product(b, c))
 
 
-def with_ones(v: Matrix) -> Matrix:
-    """v with a last column of ones, which becomes the row sums that `divided` divides by."""
-    return tuple((*row, 1) for row in v)
-
-
-def divided(rows: Matrix) -> Matrix:
-    """Each row without its last entry, divided by it; exact for fractions and symbols."""
-    return tuple(tuple(entry / row[-1] for entry in row[:-1]) for row in rows)
-
-
 def by_sums(q: Matrix, k: Matrix, v: Matrix) -> Matrix:
     r"""$o_t = \sum_{j \le t} (q_t \cdot k_j)\, v_j$ for each t: rows q (N, K), k (N, K), v (N, V) -> (N, V)."""
     return tuple(left_first((row,), transpose(k[: t + 1]), v[: t + 1])[0] for t, row in enumerate(q))

@@ -63,15 +63,6 @@ def test_p_values():
     assert laws.p_value(Estimate(1 + SIGMAS, 1.0)) == pytest.approx(1e-5, rel=0.02)
 
 
-def test_pairs():
-    x, y = laws.pairs(50, 6, 2.5, generator=generator())
-    sums, differences = ((x + sign * y).square().sum(-1) for sign in (1, -1))
-    torch.testing.assert_close(torch.maximum(sums, differences), torch.full((50,), 2.5).double())
-    assert 10 < (sums > differences).sum() < 40  # both occur
-    fitted = [laws.MAPS[name](x, y, torch.ones(1, 6).double()) for name in ("gerf", "saderf", "aderf", "sderf")]
-    assert all((a - b).abs().max() > 0.01 for i, a in enumerate(fitted) for b in fitted[:i])
-
-
 # -------------------------------------------------------------------------------------------------------- wrong draws
 
 DIRECTIONS = {"axis": [1] + 15 * [0], "diagonal": 16 * [1]}
@@ -152,26 +143,6 @@ def test_raw_signs_are_caught():
     assert (omega[:, 0, 0] < 0).all()
 
 
-def test_even_features_do_not_see_signs():
-    """Raw columns and Haar's differ only in signs, and sines and cosines give the same for both, to the last bits."""
-    omega = laws.omegas(laws.raw_qr_rows, 8, 8, 500, generator=generator())
-    turned = omega * (2 * torch.randint(2, (500, 8, 1), generator=generator(1)) - 1)
-    x, y = laws.pairs(4, 8, 2.0, generator=generator(2))
-    one, other = (laws.ratios("rff", rows, x, y) for rows in (omega, turned))
-    torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
-    assert (laws.ratios("positive", omega, x, y) - laws.ratios("positive", turned, x, y)).abs().max() > 0.01
-
-
-def test_lengths_of_wrong_draws():
-    for name, length in (("unit norm", 1), ("root norm", math.sqrt(8)), ("signs", math.sqrt(8))):
-        rows = laws.WRONG_DRAWS[name](20, 8, generator=generator(), dtype=torch.float64)
-        torch.testing.assert_close(rows.norm(dim=-1), torch.full((20,), length).double())
-        for block in rows.split(8):
-            torch.testing.assert_close(block @ block.mT, length**2 * torch.eye(len(block)).double(), atol=1e-13, rtol=0)
-    squares = laws.raw_qr_rows(6000, 6, generator=generator(), dtype=torch.float64).square().sum(-1)
-    assert stats.kstest(squares.numpy(), stats.chi2(6).cdf).pvalue > 1e-5
-
-
 # ---------------------------------------------------------------------------------------- the structured draw's bias
 
 
@@ -234,19 +205,6 @@ def test_structured_fourth_moment(K):
         x, y = along(direction, 0.01)
         leading = laws.structured_fourth_moment((x + y)[0]) / 24 * math.exp(-0.01 / 2)
         assert laws.structured_mean((x + y)[0]) - 1 == pytest.approx(leading, rel=0.05, abs=1e-11)
-
-
-def test_structured_draw_is_nearly_unbiased_at_64():
-    """The leading term of the bias is 1e-4, far below the standard error; one factor is still caught, by its length."""
-    x, y = along([1] + 63 * [0], 2.25)
-    assert abs(laws.structured_fourth_moment((x + y)[0])) / 24 * math.exp(-2.25 / 2) < 2e-4
-    found = laws.unbiasedness("positive", structured_features, x, y, m=64, count=1500, generator=generator())
-    assert found.standard_error < 0.01 and not laws.rejects(found)
-
-    def one_factor(m, K, **options):
-        return structured_features(m, K, factors=1, **options)
-
-    assert laws.rejects(laws.unbiasedness("positive", one_factor, x, y, m=64, count=1500, generator=generator()))
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
