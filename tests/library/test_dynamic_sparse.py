@@ -112,17 +112,6 @@ def test_windows_longer_than_the_sequence(window):
     assert (counted == longest) is (window >= 64)
 
 
-@pytest.mark.parametrize("window", [3, 65, 200])
-def test_long_windows_behind_a_state(window):
-    """Keys in the window may come before all tokens of a call."""
-    q, k, v = qkv(2, length=210)
-    whole, state = SPARSE_LINEAR.reference(q, k, v, window=window, is_causal=True), None
-    for start, stop in ((0, 66), (66, 70), (70, 71), (71, 205), (205, 210)):
-        some = (x[:, start:stop] for x in (q, k, v))
-        o, state = SPARSE_LINEAR.fast(*some, window=window, is_causal=True, initial_state=state, return_state=True)
-        torch.testing.assert_close(o, whole[:, start:stop], **TOLERANCE)
-
-
 def test_the_weights_of_near_and_far():
     """By the definition, pair by pair, with the default of b: rows sum to 1."""
     q, k, _ = qkv(length=N)
@@ -240,11 +229,6 @@ def test_scales():
     zeros = m.reference(torch.zeros_like(q), k, v, is_causal=True)
     for form in FORMS:
         torch.testing.assert_close(m.form(form)(q, k, v, scale=0.0, is_causal=True), zeros, **TOLERANCE)
-
-
-def test_masks_of_scales():
-    q, k, _ = qkv(2, length=N)
-    assert top_k_mask(q, k, num_keys=3, scale=0.0)[..., :3].all()
 
 
 def test_centroids_move():

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from itertools import product
-from math import log, sqrt
+from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -324,26 +324,6 @@ def test_huge_scores(causal, dtype):
             o, dv = results(frozen_qk_attention, sign * 1000 * q, 1000 * k, v, do, is_causal=causal)
             assert o.isfinite().all() and dv.isfinite().all()
             assert dv.abs().max() <= 2 * do.abs().sum(-2).max()
-
-
-@causal_or_not
-def test_weights_are_at_most_1(causal, monkeypatch):
-    """So that the second log-sum-exp, of which the exponential is taken, is at most ln N; all of one key reaches it."""
-    met, kernel = [], frozen_qk._kernel
-
-    def watched(*args):
-        met.append(kernel(*args)[1])
-        return kernel(*args)
-
-    monkeypatch.setattr(frozen_qk, "_kernel", watched)
-    for gain in (0, 1, 30):
-        q, k, v, do = operands(33, (1, 2))
-        results(frozen_qk_attention, gain * q, gain * k, v, do, is_causal=causal)
-        assert met[-1].max() <= log(33) + 1e-12
-    one = torch.zeros_like(k)
-    one[..., 0, :] = 1000
-    results(frozen_qk_attention, torch.ones_like(q), one, v, do, is_causal=causal)
-    assert abs(float(met[-1].max()) - log(33)) < 1e-10
 
 
 # In a process of its own, as Triton asks for its interpreter when it is first imported.

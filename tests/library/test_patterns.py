@@ -148,17 +148,6 @@ def test_little_is_computed_in_vain(pattern, causal):
         assert computed == int(pattern.mask(N, first=N - 1, is_causal=True).sum())
 
 
-@pytest.mark.parametrize("width", [1, 64, 65, 129])
-def test_a_window_reads_no_block_in_vain(width):
-    """Every block of the table holds a pair of its tile, for whole sequences and for a lone query."""
-    for (first, stop), causal in product(((0, 256), (255, 256), (192, 193), (100, 230)), (False, True)):
-        (tiling,) = Window(width).block_masks(Section(first, stop, stop, causal))
-        for t, row in enumerate(tiling.table):
-            for block in row[row >= 0]:
-                i, j = tiling.queries[t][:, None], tiling.keys[block]
-                assert (tiling.allowed(i, j) & (j >= 0)).any()
-
-
 LONG_ROWS = {
     "leading": BigBird(1, 2, 1, 0),
     "leading and drawn": BigBird(5),

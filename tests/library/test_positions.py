@@ -12,8 +12,7 @@ from seeded import draw
 from ortho.attention import softmax_attention_reference
 from ortho.attention.position_bias.alibi import alibi_attention, alibi_attention_reference, slopes
 from ortho.attention.position_bias.forgetting_transformer import forgetting_attention, forgetting_attention_reference
-from ortho.attention.position_bias.rotary import angles, apply_rotary, rotary_attention, rotary_attention_reference
-from ortho.attention.position_bias.tiles import spans
+from ortho.attention.position_bias.rotary import rotary_attention, rotary_attention_reference
 
 ROTARY = [rotary_attention_reference, rotary_attention]
 ALIBI = [alibi_attention_reference, alibi_attention, partial(alibi_attention, tile=3)]
@@ -76,14 +75,6 @@ def test_forgetting_formula(attention, causal):
     close(attention(q, k, v, log_forget=log_f, is_causal=causal), expected)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("attention", "alibi"), list(zip(FOX, ALIBI, strict=True)))
-def test_a_constant_gate_is_alibi(attention, alibi, causal):
-    q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
-    log_f = -torch.tensor(slopes(3), dtype=q.dtype)[:, None].expand(2, 3, 9)
-    close(attention(q, k, v, log_forget=log_f, is_causal=causal), alibi(q, k, v, is_causal=causal))
-
-
 @pytest.mark.parametrize("attention", FOX)
 @pytest.mark.parametrize("causal", [False, True])
 def test_without_a_gate_it_is_softmax_attention(attention, causal):
@@ -91,11 +82,6 @@ def test_without_a_gate_it_is_softmax_attention(attention, causal):
     expected = softmax_attention_reference(q, k, v, is_causal=causal)
     close(attention(q, k, v, is_causal=causal), expected)
     close(attention(q, k, v, log_forget=torch.zeros(2, 9), is_causal=causal), expected)
-
-
-def test_spans():
-    assert [tuple(s) for s in spans(5, 7, 2, True)] == [(0, 0, 2, 4), (1, 2, 4, 6), (2, 4, 5, 7)]
-    assert [tuple(s) for s in spans(5, 7, 9, False)] == [(0, 0, 5, 7)]
 
 
 @pytest.mark.parametrize("attention", FOX)
@@ -189,25 +175,6 @@ def turned(q, k, v, causal, base=10000.0):
 def test_rotary_formula(attention, width, causal, base):
     q, k, v = (draw(7, width, seed=s) for s in range(3))
     close(attention(q, k, v, is_causal=causal, base=base), turned(q, k, v, causal, base))
-
-
-def test_scores_depend_on_the_distance_alone():
-    """With the same two vectors everywhere, the scores are equal along each diagonal."""
-    q, k = draw(8), draw(8, seed=1)
-    table = angles(1000, 1020, 8)
-    turned = [apply_rotary(x.expand(20, 8), table.cos(), table.sin()) for x in (q, k)]
-    scores = turned[0] @ turned[1].T
-    assert len({round(float(x), 10) for x in scores.flatten()}) == 39
-    for distance in range(-19, 20):
-        diagonal = scores.diagonal(distance)
-        assert (diagonal - diagonal[0]).abs().max() < 1e-11  # angles near 7000 are rounded to 1e-12
-
-
-def test_turning_keeps_lengths():
-    x, table = draw(3, 9, 7), angles(5, 14, 7)
-    turned = apply_rotary(x, table.cos(), table.sin())
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), **TOLERANCE)
-    assert torch.equal(turned[..., -1], x[..., -1])  # the odd channel
 
 
 @pytest.mark.parametrize("attention", ROTARY)

@@ -10,14 +10,10 @@ from seeded import draw
 
 from ortho.attention import softmax_attention_reference
 from ortho.attention.position_bias.path_attention import (
-    Reflections,
-    blocks,
     path_attention,
     path_attention_reference,
-    reflected_scores,
 )
 from ortho.attention.position_bias.position_delta import position_delta_attention, position_delta_attention_reference
-from ortho.attention.recurrent.delta import delta_rule_reference
 
 PATH = [path_attention_reference, path_attention, partial(path_attention, block=3)]
 BIAS = [position_delta_attention_reference, position_delta_attention, partial(position_delta_attention, block=3)]
@@ -118,38 +114,6 @@ def test_defaults(attention):
     o, state = attention(q, k, v, is_causal=True, return_state=True)
     close(o, expected)
     assert state[2].shape == (2, 9, 0)
-
-
-def test_the_products_are_the_delta_rules():
-    """A memory to which no token writes, as beta v = 0, changes only by H_t. If it starts as one key k_0, what it gives
-    for q_i is PaTH's score of k_0."""
-    length, width = 6, 4
-    given = operands(length=length, width=width)
-    q, w, beta = given["q"], given["directions"], given["beta"]
-    first = given["k"][:1]
-    nothing = torch.zeros(length, 1, dtype=q.dtype)
-    memory = (first.T.contiguous(),)  # (K, 1)
-    unit = w / w.norm(dim=-1, keepdim=True)
-    read = delta_rule_reference(q, unit, nothing, beta=beta, qk_l2norm=False, is_causal=True, initial_state=memory)
-    scores, _ = reflected_scores(q, given["k"], Reflections(unit, beta), first)
-    close(read[:, 0], scores[:, 0])
-
-
-def test_what_a_block_says():
-    """A block gives its product of matrices, and its tokens moved to either end."""
-    given = operands(length=7)
-    w = given["directions"] / given["directions"].norm(dim=-1, keepdim=True)
-    eye = torch.eye(4, dtype=w.dtype)
-    H = [eye - b * torch.outer(x, x) for b, x in zip(given["beta"], w, strict=True)]
-    of = blocks(given["q"], given["k"], Reflections(w, given["beta"]), 7)
-
-    def product(start, stop):
-        return torch.linalg.multi_dot([eye, eye, *H[start:stop]])
-
-    close(of.across[0], product(0, 7).T)
-    for t in range(7):
-        close(of.q[0, t], product(0, t + 1) @ given["q"][t])
-        close(of.k[0, t], given["k"][t] @ product(t + 1, 7))
 
 
 @pytest.mark.parametrize("attention", PATH[:2])

@@ -13,7 +13,7 @@ from ortho.attention.dynamic_sparse.importance import (
     sampled_importance,
 )
 from ortho.attention.dynamic_sparse.routing import normalised, routing_attention, routing_mask
-from ortho.attention.dynamic_sparse.selection import best, leaked_pairs, left_out, positions_of
+from ortho.attention.dynamic_sparse.selection import leaked_pairs, left_out
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_mask
 
 N = 23
@@ -115,15 +115,6 @@ def test_balanced_clusters_leave_tokens_out():
     q, k, _ = qkv(length=N)
     left = [left_out(routing_mask(q, k, centroids=CENTROIDS, width=width)) for width in (1, 5, 15, N)]
     assert left == sorted(left, reverse=True) and left[0] >= N - 5 and left[1] > 0 and left[-1] == 0
-
-
-def test_best_prefers_the_first_of_equals():
-    scores = torch.tensor([[1.0, 2, 2, 1, 2], [0, 0, 0, 0, 0], [-torch.inf, -torch.inf, 3, -torch.inf, 1]])
-    assert positions_of(best(scores, 2), 2).tolist() == [[1, 2], [0, 1], [2, 4]]
-    assert positions_of(best(scores, 3), 3).tolist() == [[1, 2, 4], [0, 1, 2], [2, 4, -1]]
-    assert positions_of(best(scores, 9), 9).tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [2, 4, -1, -1, -1]]
-    with_infinity = torch.tensor([[torch.inf, 1, torch.inf, 5]])
-    assert positions_of(best(with_infinity, 3), 3).tolist() == [[0, 2, 3]]
 
 
 def test_a_selection_in_tiles_of_queries(monkeypatch):

@@ -13,9 +13,7 @@ from torch.nn.attention import SDPBackend
 
 from ortho.attention import MECHANISMS, softmax_attention, softmax_attention_reference
 from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
-from ortho.attention.softmax.flash import flash_attention, log_sum_exp, tiles
-from ortho.cost.counting import Allocations, flops_of
-from ortho.cost.mechanisms.softmax import flash_cost
+from ortho.attention.softmax.flash import flash_attention
 
 FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order, after exponentials of scores up to 10.
@@ -91,53 +89,6 @@ def test_no_silent_fallback(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ FlashAttention
-
-
-SIZES = [(1, 1), (3, 7), (16, 5), (64, 64), (1000, 1000)]  # rows and columns of a tile
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("N", "M"), [(1, 1), (17, 17), (5, 40), (70, 70)])
-@causal_or_not
-def test_tiles_are_what_may_be_seen(size, N, M, causal):
-    """Each pair that may be seen is in one tile, and no key after a whole tile of queries is in any."""
-    read, wanted = torch.zeros(N, M, dtype=torch.int), torch.ones(N, M, dtype=torch.bool).tril(M - N if causal else M)
-    for queries, tile in tiles(N, M, causal, size):
-        for keys, diagonal in tile:
-            assert keys.stop - keys.start <= max(size)
-            read[queries, keys] += 1
-            assert diagonal or wanted[queries, keys].all()
-    assert (read[wanted] == 1).all() and read.max() == 1
-    beyond = int((read.bool() & ~wanted).sum())
-    assert beyond <= N * (min(size[0], N) - 1) / 2 * causal
-
-
-@causal_or_not
-def test_the_logarithm_of_the_sum(causal):
-    q, k, _ = operands(300)
-    scores = 0.5 * q @ k.mT
-    if causal:
-        scores = scores.masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
-    found = log_sum_exp(q, k, is_causal=causal, scale=0.5)
-    assert not found.requires_grad
-    close(found, scores.logsumexp(-1))
-
-
-@causal_or_not
-def test_costs_of_other_tiles(causal):
-    for (rows, columns), N in ((size, N) for size in ((3, 7), (16, 5), (1000, 1000)) for N in (1, 16, 33)):
-        sizes = {"rows": rows, "columns": columns}
-        q, k, v = (x.detach().float() for x in operands(N))
-        flops = flops_of(partial(flash_attention, **sizes, is_causal=causal), q, k, v)
-        assert flops == flash_cost(2, N, 3, 4, 5, **sizes, causal=causal).forward
-
-
-def test_memory_is_linear():
-    """The largest tensor made, forward and backward, is small: one head's scores would be 64 MB."""
-    leaves = operands(4096, lead=(1,), dtype=torch.float32, K=8, V=8)
-    with Allocations() as memory:
-        with_gradients(flash_attention, leaves, is_causal=True)
-    assert memory.largest <= 4 * 128 * 512
 
 
 # ------------------------------------------------------------------------------------- PyTorch's kernels by name

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import KINDS, SHUFFLED, G, M, N, V, band, counted, dilated, drawn_part, operands
+from drawn_tilings import KINDS, SHUFFLED, G, M, N, band, counted, dilated, drawn_part, operands
 from seeded import draw
 
 from ortho.attention.sparse import tiled_attention as engine
@@ -52,36 +52,6 @@ def test_one_part(kind, start, monkeypatch):
         part = drawn_part(g, start=start, labels=labels, queries=queries, keys=keys, table=table)
         kept = compare([part], operands(), start=start)
         assert kept.any()
-
-
-@pytest.mark.parametrize("start", [0, 6])
-def test_several_parts(start):
-    """All kinds in one call: a pair is in the tiling of its label, or in none."""
-    g = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, len(KINDS), (start + N, M), generator=g)
-    parts = [
-        drawn_part(g, start=start, label=label, labels=labels, queries=queries, keys=keys, table=table)
-        for label, (queries, keys, table) in enumerate(KINDS.values())
-    ]
-    kept = compare(parts, operands(), start=start)
-    assert all(bool((kept & (labels[start:] == label)).any()) for label in range(len(KINDS)))
-
-
-@pytest.mark.parametrize("kind", ["spans", "shuffled"])
-@pytest.mark.parametrize("start", [0, 6])
-@pytest.mark.parametrize("scores", [20, 2**18])
-def test_masks(monkeypatch, kind, start, scores):
-    """Masks of every shape that broadcasts, also masks that hide whole rows, columns and sequences."""
-    monkeypatch.setattr(engine, "NUMBERS", {"cpu": scores})
-    g = torch.Generator().manual_seed(2)
-    queries, keys, table = KINDS[kind]
-    part = drawn_part(g, start=start, queries=queries, keys=keys, table=table)
-    for shape in product((1, G), (1, N), (1, M)):
-        mask = torch.rand(shape, generator=g) < 0.6
-        compare([part], operands(), start=start, mask=mask)
-    mask = torch.ones(G, N, M, dtype=torch.bool)
-    mask[0], mask[1, 3], mask[2, :, 4] = False, False, False
-    compare([part], operands(), start=start, mask=mask)
 
 
 def test_rows_without_pairs_are_zero_and_have_no_gradient():
@@ -161,29 +131,6 @@ def test_large_scores(dtype, size):
     if bound < 0.1:
         expected = masked_attention(*(x.double() for x in leaves), torch.ones(G, N, M, dtype=torch.bool), 1.0)
         torch.testing.assert_close(o.double(), expected, atol=bound, rtol=0)
-
-
-def test_equal_scores_of_any_size_share_their_weight():
-    """In two tilings as in one, the output is the mean of the values."""
-    q, k = torch.full((1, 4, 1), 1e9), torch.full((1, 4, 1), 1e9)
-    v = draw(1, 4, 3).float()
-    parts = halves((torch.arange(4) % 2).expand(4, 4))
-    o = tiled_attention(q, k, v, parts, scale=1.0)
-    torch.testing.assert_close(o, v.mean(1, keepdim=True).expand_as(o), atol=1e-6, rtol=0)
-
-
-def test_autocast_leaves_it_alone():
-    """The forward pass is the same under autocast, and so is the backward pass, whether or not autocast is still on."""
-    parts, leaves = [band(N, 6, 4, 4)], operands(keys=N, dtype=torch.float32)
-    d_o = draw(G, N, V, seed=9).float()
-    o = tiled_attention(*leaves, parts, scale=1.0)
-    plain = torch.autograd.grad(o, leaves, d_o)
-    for inside in (False, True):
-        with torch.autocast("cpu", torch.bfloat16):
-            again = tiled_attention(*leaves, parts, scale=1.0)
-            found = torch.autograd.grad(again, leaves, d_o) if inside else None
-        found = torch.autograd.grad(again, leaves, d_o) if found is None else found
-        assert torch.equal(o, again) and all(map(torch.equal, plain, found))
 
 
 def many_parts(length):

@@ -13,7 +13,6 @@ This form is for reading the algorithm and counting its cost. `softmax_attention
 """
 
 from collections.abc import Iterator
-from math import sqrt
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.autograd import Function
 from ortho import checks
 from ortho._typing import Float
 from ortho.attention.backward import once
-from ortho.attention.call import Call, attention_function, upcast
+from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import flat_mask
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
@@ -45,21 +44,6 @@ def flash_attention(call: Call, *, rows: int = ROWS, columns: int = COLUMNS) -> 
     operands = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     o, _ = _Flash.apply(*operands, mask, call.factor, call.is_causal, size)
     return o.reshape(*q.shape[:-1], v.shape[-1])
-
-
-def log_sum_exp(
-    q: Float[Tensor, "*batch N K"],
-    k: Float[Tensor, "*batch M K"],
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Float[Tensor, "*batch N"]:
-    """L of each query, the log-sum-exp of its scores, by the same tiles; without gradients."""
-    checks.operands(q, k, k, is_causal=is_causal, attn_mask=None)
-    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    flat_q, flat_k = (upcast(x.detach()).reshape(-1, *x.shape[-2:]) for x in (q, k))
-    _, L = _forward(flat_q * scale, flat_k, flat_k, None, is_causal, (ROWS, COLUMNS))
-    return L.reshape(q.shape[:-1])
 
 
 Keys = list[tuple[slice, bool]]  # tiles of keys, and whether the diagonal runs through them
