@@ -22,7 +22,7 @@ from ortho import (
     RandomFeatureAttention,
 )
 from ortho.attention import cache as caches
-from ortho.attention.cache import RingCache, StateCache, new_cache
+from ortho.attention.cache import RingCache, new_cache
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
@@ -35,7 +35,6 @@ from ortho.cost.attention import decoded
 from ortho.cost.counting import flops_of
 
 CAUSAL = [name for name, m in MECHANISMS.items() if m.causal]
-RECURRENT = [name for name in CAUSAL if MECHANISMS[name].family in ("linear", "recurrent")]
 FORMS = ["reference", "fast"]
 PATTERNS = {
     "window": Window(5),
@@ -163,26 +162,6 @@ def test_counted(name):
 def _tokens(operands, start, stop):
     """The numbers of some tokens, from operands (B, H, N) or (B, H, N, ...); A of a selective scan belongs to none."""
     return {name: x if name == "A" and x.dim() == 4 else x[:, :, start:stop] for name, x in operands.items()}
-
-
-def test_kinds():
-    """Softmax attention keeps keys and values, a pattern what may be read, anything else its state."""
-    kinds = {name: type(new_cache(name, 64)).__name__ for name in CAUSAL}
-    for name, kind in kinds.items():
-        family = {"sparse": "RingCache", "softmax": "KeyValueCache"}.get(MECHANISMS[name].family, "StateCache")
-        assert kind == ("RotaryCache" if name == "rotary" else family)
-    assert isinstance(new_cache(RandomFeatureAttention(6), None), StateCache)
-
-
-def test_grouped_queries_divide_the_bytes():
-    """One head of keys for eight of queries takes an eighth of the bytes; a window's cache has one size at all
-    lengths."""
-    whole, shared = (decoded("softmax", 1, 4096, 8, 64, 64, num_kv_heads=G) for G in (8, 1))
-    assert (whole.nbytes, whole.forward) == (8 * shared.nbytes, shared.forward)
-    assert whole.nbytes == 2 * 8 * 64 * 4096 * 4
-    lengths = (4096, 65536)
-    assert len({decoded("window", 1, n, 8, 64, 64).nbytes for n in lengths}) == 1
-    assert decoded("window", 1, 4096, 8, 64, 64).forward == 2 * 8 * 256 * 128
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -377,10 +356,3 @@ def test_narrow_values_are_refused_before_anything_is_kept(name):
     assert cache.length == 0
     whole = new_cache(name, 64).attend(q, k, v)
     assert torch.equal(cache.attend(q, k, v), whole)
-
-
-@pytest.mark.bad_input
-def test_options_that_are_no_tensors_reach_the_mechanism():
-    q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
-    whole, cut = (new_cache("delta", 16).attend(q, k, v, **option) for option in ({}, {"chunk": 2}))
-    assert torch.allclose(whole, cut, atol=1e-12)

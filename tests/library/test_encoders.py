@@ -104,6 +104,3 @@ def test_block_is_pytorchs(norm_first, projection):
     assert_near(block(x), theirs(x))
     got = block(x, attn_mask=mask[:, None, None])
     assert_near(got[mask], theirs(x, src_key_padding_mask=~mask)[mask])
-
-
-DIVISOR, HERE = "expected a divisor of image_size = 7, got 2", torch.ones(1, 1, dtype=torch.bool)

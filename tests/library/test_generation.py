@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from refusals import refuses
 from seeded import generator
 
 from ortho import LanguageModel
@@ -144,9 +143,3 @@ def test_tokens_keep_their_dtype(padded):
     tokens = torch.zeros(2, 4, dtype=torch.int32)
     mask = torch.zeros(2, 4, dtype=torch.bool) if padded else None
     assert model.generate(tokens, 2, key_padding_mask=mask).dtype == torch.int32
-
-
-def test_a_state_of_another_number_of_blocks_is_refused():
-    model = LanguageModel(11, 8, 2, num_layers=2, max_length=8, generator=generator(1))
-    token = torch.zeros(1, 1, dtype=torch.long)
-    refuses(r"^initial_state: expected the number of tokens read and 2 states", model, token, initial_state=(0, []))

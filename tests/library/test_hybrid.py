@@ -9,7 +9,7 @@ from gradients import step, trained
 from refusals import refuses
 from seeded import draw
 
-from ortho import ConvolvedAttention, LanguageModel, MultiheadAttention, TransformerBlock
+from ortho import ConvolvedAttention, MultiheadAttention
 from ortho.attention import MECHANISMS
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.positional import PositionalHeads
@@ -119,23 +119,6 @@ def test_a_cache_that_failed_in_a_later_group_says_so(make):
     half = r"cache: expected parts that have read as many tokens, got \[4, 3, 3\]"
     refuses(half, lambda: cache.length)
     refuses(half, one, x[:, :1], is_causal=True, cache=cache)
-
-
-def test_in_a_block_and_in_a_model():
-    """A block adds its own parts; a model decodes as it reads, and its likeliest tokens are those of the whole."""
-    kwargs = {"layer": HybridAttention, "heads": SPLIT, "dtype": torch.float64}
-    block = TransformerBlock(WIDTH, H, generator=torch.Generator().manual_seed(1), **kwargs)
-    x = draw(2, 7, WIDTH)
-    y = x + block.attention(block.norm_attention(x), is_causal=True)
-    close(block(x, is_causal=True), y + block.feed_forward(block.norm_feed_forward(y)))
-    model = LanguageModel(13, WIDTH, H, 2, max_length=20, generator=torch.Generator().manual_seed(1), **kwargs)
-    tokens = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(2))
-    whole = model(tokens)
-    first, state = model(tokens[:, :5], return_state=True)
-    close(torch.cat([first, model(tokens[:, 5:], initial_state=state)], 1), whole)
-    found = model.generate(tokens, 5, temperature=0.0)
-    for length in range(9, 14):
-        assert torch.equal(model(found[:, :length])[:, -1].argmax(-1), found[:, length])
 
 
 @pytest.mark.parametrize("heads", SPLITS, ids=str)

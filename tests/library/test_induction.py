@@ -16,7 +16,7 @@ from ortho import (
     freeze_qk,
     to_standard,
 )
-from ortho.layers.induction import InductionProjection, default_sharpness
+from ortho.layers.induction import default_sharpness
 from ortho.projections import FrozenProjection
 
 # Sums of at most 1e2 rounded products of size 1 in float64, magnified by exponentials of scores up to 16.
@@ -72,53 +72,6 @@ def test_as_the_formula_reads(own, draw_name, form):
         close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
 
 
-def test_it_retrieves_what_followed():
-    """Tokens that occur once each, then some of them again: the head's weight is on what followed, untrained. With
-    K = 48 and c = 4 a match has the score 4 sqrt 48 = 28, the others 4 N(0, 1): the share of the right one misses
-    1 - 1e-3 if one of 200 others exceeds 28 - 7 = 21, which is 5 standard deviations, at 1e-4."""
-    g = torch.Generator().manual_seed(0)
-    vocabulary = torch.randn(200, 256, generator=g, dtype=torch.float64)
-    tokens = torch.cat([torch.arange(200), torch.tensor([17, 3, 150])])
-    layer = heads(width=256, count=1, head_dim=48)
-    q, k = layer.projection(vocabulary[tokens][None])
-    weights = (q @ k[:, :, :200].mT / sqrt(48)).softmax(-1)[0, 0]
-    for place, token in ((200, 17), (201, 3), (202, 150)):
-        assert weights[place, token + 1] > 1 - 1e-3
-
-
-@pytest.mark.parametrize(("max_length", "least", "most"), [(None, 0.9, 1.0), (64, 0.0, 0.5)])
-def test_embeddings_of_places_hide_what_matches(max_length, least, most):
-    """The mean of 20 heads' weights on the right key; each lies in (0, 1), so the mean's error is below .5 / sqrt(20),
-    and it was found to be .97 or .25 with errors of .01 and .05."""
-    found = []
-    for seed in range(5):
-        g = torch.Generator().manual_seed(seed)
-        model = LanguageModel(1000, 64, 4, 1, max_length=max_length, layer=InductionHeads, generator=g)
-        tokens = torch.randperm(1000, generator=g)[:40]
-        tokens = torch.cat([tokens, tokens[10:11]])[None]
-        block = model.blocks[0]
-        q, k = block.attention.projection(block.norm_attention(model._embed(tokens, 0)))
-        found.append((q[0, :, -1:] @ k[0].mT / sqrt(q.shape[-1])).softmax(-1)[:, 0, 11].mean().item())
-    assert least <= sum(found) / len(found) <= most
-
-
-def test_a_sink_leaves_what_does_not_match_unread():
-    """Tokens that occur once, then one of them again. With K = 64 and c = 4 a match has the score 32, the sink 24, 199
-    others 4 N(0, 1): a row without a match reads less than e^-4 where none of them exceeds 14, at 3.5 standard
-    deviations (one row in 20); the mean of such rows, of which the largest of all scores decides, less than a tenth."""
-    g = torch.Generator().manual_seed(0)
-    vocabulary = torch.randn(200, 256, generator=g, dtype=torch.float64)
-    tokens = torch.cat([torch.arange(200), torch.tensor([17])])
-    layer = heads(width=256, count=1, head_dim=8, key_dim=64, sink=0.75)
-    with torch.no_grad():
-        layer.weight_v.fill_(1.0)
-        layer.weight_o.fill_(1.0)
-    x = vocabulary[tokens][None]
-    read = layer(x, is_causal=True)[0, :, 0] / 8
-    close(read[200], x[0, 18].sum(), atol=1e-2, rtol=1e-2)  # what followed, but for e^-8 of the sink's and the others'
-    assert (read[:200].abs() / x[0, :200].sum(-1).std()).mean() < 0.1
-
-
 @pytest.mark.parametrize(
     ("d", "own", "wanted"),
     [(256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32), (512, {"head_dim": 96, "sink": 0.9}, 96),
@@ -127,28 +80,6 @@ def test_a_sink_leaves_what_does_not_match_unread():
 def test_keys_are_wide_where_a_sink_asks_for_it(d, own, wanted):
     """As wide as values, but with a sink 64 if the layer is, and nobody says otherwise."""
     assert heads(width=d, count=1, **{"head_dim": 8} | own).key_dim == wanted
-
-
-@pytest.mark.parametrize("draw_name", DRAWS)
-def test_tied_and_untied_projections(draw_name):
-    """Over draws the score of a match is c sqrt K in the mean and that of orthogonal tokens 0, of standard deviation c
-    at most; of two projections drawn apart a match has 0 as well. Means of 500 draws, and so of 2,000 heads, of which
-    no deviation exceeds 5 standard errors but for 1 in 1e6."""
-    x = torch.zeros(1, 3, WIDTH, dtype=torch.float64)
-    x[0, :, 0], x[0, 1] = 1.0, torch.eye(WIDTH, dtype=torch.float64)[5]  # a, b, a: the last matches the key of b
-    g, c = torch.Generator().manual_seed(3), default_sharpness(K)
-    tied, other, untied = [], [], []
-    for _ in range(500):
-        q, k = InductionProjection(WIDTH, H, draw=draw_name, generator=g, dtype=torch.float64)(x)
-        tied.append((q[:, :, 2] * k[:, :, 1]).sum(-1) / sqrt(K))
-        other.append((q[:, :, 2] * k[:, :, 2]).sum(-1) / sqrt(K))
-        q, k = FrozenProjection(WIDTH, H, generator=g, dtype=torch.float64)(x * sqrt(WIDTH))
-        untied.append((q[:, :, 2] * k[:, :, 0]).sum(-1) * c / sqrt(K))
-    match, miss, apart = (torch.cat(scores, 1).flatten() for scores in (tied, other, untied))
-    error = 5 / sqrt(len(match))
-    assert abs(match.mean() - c * sqrt(K)) < error * match.std() + 1e-9
-    assert abs(miss.mean()) < error * c and miss.std() < 1.2 * c
-    assert abs(apart.mean()) < error * apart.std() and apart.std() > c / 2
 
 
 def test_defaults():

@@ -139,27 +139,6 @@ def test_first_logits_have_variance_one(name):
         assert abs(mean - 1) < SIGMAS * error
 
 
-BY_POSITION = pytest.mark.parametrize("source", ["random", "fixed-random", "factored-random"])
-
-
-@BY_POSITION
-def test_a_layer_is_the_sum_of_layers_of_some_heads(source):
-    """Each with its rows of W_V and columns of W_O, its own logits, and heads as wide as those of the whole."""
-    whole, x, y = layer(source), draw(2, 7, D), 0
-    for own in (slice(0, 1), slice(1, HEADS)):
-        count, rows = own.stop - own.start, slice(own.start * K, own.stop * K)
-        part = SynthesizerAttention(D, count, LENGTH, source=source, head_dim=K, dtype=torch.float64)
-        with torch.no_grad():
-            part.weight_v.copy_(whole.weight_v[rows])
-            part.weight_o.copy_(whole.weight_o[:, rows])
-            for ours, theirs in zip(
-                part.sources[0].state_dict().values(), whole.sources[0].state_dict().values(), strict=True
-            ):
-                ours.copy_(theirs[own])
-        y = y + part(x, is_causal=True)
-    torch.testing.assert_close(y, whole(x, is_causal=True), **TOLERANCE)
-
-
 def test_what_is_trained():
     wanted = {
         "random": {"matrix"},
@@ -220,13 +199,6 @@ def test_nothing_to_attend_to(case):
         assert y[:, 4:].any(-1).all()
         gradients = torch.autograd.grad(y.sum(), [x, *trained(module).values()])
         assert all(g.isfinite().all() for g in gradients)
-
-
-OTHER = (D, HEADS, 9)
-
-
-def of(source):
-    return SynthesizerAttention(D, HEADS, 8, source=source)
 
 
 @every_case

@@ -9,7 +9,7 @@ import torch
 from counted import assert_declared, assert_decodes, assert_formula
 from refusals import refuses
 
-from ortho import MultiheadAttention, cost
+from ortho import cost
 from ortho.cost.big_o import H, N, d, symbolic
 from ortho.layers.synthesizer import SOURCES, FactoredDense, FactoredRandom, SynthesizerAttention
 
@@ -107,20 +107,6 @@ def test_parameters_as_published(source):
     sizes = {N: 36, d: 24, H: 3, rank: 8, k1: 6}
     module = SynthesizerAttention(24, 3, 36, source=source)
     assert sum(p.numel() for p in module.parameters() if p.requires_grad) == PUBLISHED[source].subs(sizes)
-
-
-def test_the_dot_product_alone_is_the_standard_layer():
-    """The same products and parameters; only where the scale is applied differs."""
-    ours = symbolic(cost.synthesizer, source="dot-product")
-    standard = symbolic(cost.layer, form="reference")
-    for field in ("forward", "backward", "decode", "state_bytes", "trained"):
-        assert sp.expand(getattr(ours, field) - getattr(standard, field)) == 0, field
-    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    module = SynthesizerAttention(12, 3, 6, source="dot-product", dtype=torch.float64)
-    other = MultiheadAttention(12, 3, dtype=torch.float64)
-    weights = {"projection.weight_q": "sources.0.weight_q", "projection.weight_k": "sources.0.weight_k"}
-    other.load_state_dict({name: module.state_dict()[weights.get(name, name)] for name in other.state_dict()})
-    torch.testing.assert_close(module(x, is_causal=True), other(x, is_causal=True), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.bad_input
