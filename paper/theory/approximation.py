@@ -1,4 +1,4 @@
-r"""How far attention weights from random features are from softmax's, and how many features a given error takes.
+r"""How far attention weights from random features are from softmax's, and when they beat equal weights.
 
 The error of a row of weights is the sum of absolute differences to the exact row. For weights that are not negative it
 is at most 2, twice the share of weight that is misplaced. Trigonometric rows are divided by sums that may be near 0 or
@@ -7,20 +7,21 @@ features; a row of $\Omega$ makes two trigonometric features, and one of any oth
 """
 
 from collections.abc import Iterator
-from math import ceil, erf, inf, log2, sqrt
+from math import erf, log2, sqrt
 
 import torch
 
 from ortho._typing import Float, Tensor
-from ortho.attention.linear.dense_features import optimal_a
 from ortho.attention.linear.random_features import FEATURE_DRAWS
 from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate
-from ortho.theory.variance import FEATURES, features, moment
+from ortho.theory.unbiasedness import WRONG_DRAWS
+from ortho.theory.variance import FEATURES, features
 from paper.theory.drawn_data import sample_data
 
 MOST = 2.0  # the error of two rows of weights that have no key in common
 TOKENS, DRAWS = 128, 8
+ROWS = FEATURE_DRAWS | WRONG_DRAWS  # unbiased and biased draws of the rows, by name
 FEWEST, LIMIT = 4, 2**14  # numbers of features between which a crossing is sought
 
 
@@ -55,7 +56,7 @@ def drawn_errors(
     """
     per_row = 2 if one_of("kind", kind, FEATURES) == "rff" else 1
     expect(not m % per_row, "m", f"an even number of {kind} features", m)
-    rows = FEATURE_DRAWS[one_of("draw", draw, FEATURE_DRAWS)]
+    rows = ROWS[one_of("draw", draw, ROWS)]
     found = []
     for x, y, generator in _data(K, spread, tokens, draws, seed):
         omega = rows(m // per_row, K, generator=generator, dtype=x.dtype)
@@ -107,40 +108,6 @@ def crossing(
         found = torch.where(here, log2(m) - (0 if before is None else step), found)
         before, m = above, 2 * m
     return estimate(found)
-
-
-def typical_square(K: int, spread: float) -> float:
-    r"""The mean of $|x + y|^2$ over pairs, each counted with its attention weight, for normal queries and keys.
-
-    A query's weights turn the law of the keys, $N(0, \tau I)$ with $\tau = \sigma / \sqrt K$, into $N(\tau x, \tau I)$:
-    the mean is $K \tau ((1 + \tau)^2 + 1)$, a little above the plain mean $2 K \tau = 2 \sigma \sqrt K$.
-    """
-    tau = spread / sqrt(K)
-    return K * tau * ((1 + tau) ** 2 + 1)
-
-
-def choose_m(error: float, K: int, spread: float, *, kind: str = "positive") -> int:
-    r"""How many features 'positive' (FAVOR+) or 'gerf' (FAVOR++) attention needs for an `error` of rows.
-
-    With this many, one weight, before its row is normalised, has the relative standard deviation `error` at
-    `typical_square`, where the closed form gives the variance. It assumes independent normal queries and keys, with
-    scores of the standard deviation `spread`, and independent rows of $\Omega$. It is not a bound, but sufficed
-    wherever it was measured: the mean error was 0.25 to 1 of what was asked for, since dividing by a row's sum removes
-    the part of the error that its keys have in common, and the mean absolute value of the rest is below its standard
-    deviation. It does not hold for trigonometric features, whose sums may vanish.
-
-    Raises ValueError for another kind, for an error or spread that is not above 0, and for a spread out of range.
-    """
-    expect(error > 0, "error", "a positive number", error)
-    expect(spread > 0, "spread", "a positive number", spread)
-    square = typical_square(K, spread)
-    one_of("kind", kind, ("positive", "gerf"))
-    # GERF is fitted to the plain mean over pairs.
-    a = float(optimal_a(torch.tensor(2 * spread / sqrt(K), dtype=torch.float64))) if kind == "gerf" else 0.0
-    wanted = (moment("positive", square, K=K, a=a) - 1) / error**2
-    got = f"a standard deviation of {spread}"
-    expect(wanted < inf, "spread", "scores whose variance a float can hold", got)
-    return ceil(wanted)
 
 
 def _data(
