@@ -64,6 +64,7 @@ class Judged:
     """What a cell judged: shown as a line, or as a table with a row for each of several claims."""
 
     entries: tuple[Entry, ...]
+    in_words: bool = False
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         from paper.claims.report import judged_markdown
@@ -71,7 +72,7 @@ class Judged:
         rows = [{"id": entry.id} | {name: getattr(entry, name) for name in _JUDGED} for entry in self.entries]
         return {
             "text/plain": repr(self),
-            "text/markdown": judged_markdown(self.entries),
+            "text/markdown": judged_markdown(self.entries, in_words=self.in_words),
             gathered.MIME: json.loads(json.dumps(rows)),
         }
 
@@ -95,9 +96,12 @@ def judge(claim_id: str, finding: Finding | Parts, *, records: Iterable[str] = (
     return Judged((_judged(claim_id, finding, records),))
 
 
-def judge_each(findings: Mapping[str, Finding | Parts]) -> Judged:
-    """Judge several claims, given by id, as `judge` does: a table with a row for each."""
-    return Judged(tuple(_judged(claim_id, finding) for claim_id, finding in findings.items()))
+def judge_each(findings: Mapping[str, Finding | Parts], *, in_words: bool = False) -> Judged:
+    """Judge several claims, given by id, as `judge` does: a table with a row for each.
+
+    `in_words` shows the claim and the sentence of the finding, for claims of several parts, in place of the figures.
+    """
+    return Judged(tuple(_judged(claim_id, finding) for claim_id, finding in findings.items()), in_words)
 
 
 def ledger(document: str | None = None) -> dict[str, Entry]:

@@ -68,12 +68,15 @@ def judged_here(*claim_ids: str) -> Shown:
     return Shown(f"**Claims judged here:** {linked}.", ", ".join(claim_ids))
 
 
-def judged_markdown(entries: Sequence[Entry]) -> str:
-    """What a cell judged: a line for one claim, a table for several. Each links to its card in the ledger."""
+def judged_markdown(entries: Sequence[Entry], *, in_words: bool = False) -> str:
+    """What a cell judged: a line for one claim, a table for several, of figures or of sentences. Each links to its card
+    in the ledger."""
     if len(entries) == 1:
         (entry,) = entries
-        severity = f" Severity: *{entry.severity}*." if entry.severity else ""
-        return _set(f"{_to_ledger(entry)} {_emphasised(entry)}{severity}{_parts_that_hold(entry)}")
+        return _set(f"{_to_ledger(entry)} {_in_words(entry)}")
+    if in_words:
+        told = [(_to_ledger(entry), escape(entry.claim), _in_words(entry)) for entry in entries]
+        return table(told, ("claim", "the source says", "found here")).markdown
     rows = [(_to_ledger(entry), entry.source, entry.ours, f"**{_status(entry)}**") for entry in entries]
     return table(rows, ("claim", "the source says", "computed here", "verdict")).markdown
 
@@ -82,6 +85,12 @@ def _to_ledger(entry: Entry) -> str:
     """A claim's id, linked to its card: its words, the quotation, all figures, the rule."""
     book = Path(os.path.relpath(ROOT / "book")).as_posix()  # a notebook runs in its own folder
     return f'<a class="verdict" href="{book}/ledger.html#ledger-{entry.id}">{entry.id}</a>'
+
+
+def _in_words(entry: Entry) -> str:
+    """The finding in a sentence, the severity, and how many parts hold."""
+    severity = f" Severity: *{entry.severity}*." if entry.severity else ""
+    return f"{_emphasised(entry)}{severity}{_parts_that_hold(entry)}"
 
 
 def _emphasised(entry: Entry) -> str:

@@ -38,6 +38,13 @@ def test_a_table_has_a_row_for_each_claim():
     assert "$O(N)$ | $2 N$ | **confirmed**" in first and "**corrected, constant**" in second
 
 
+def test_a_table_in_words_says_the_claim_and_the_finding():
+    shown = judge_each({"S0.1.1a": PARTS, "S0.1.1b": PARTS}, in_words=True)._repr_mimebundle_()
+    head, _, first, _ = shown["text/markdown"].splitlines()
+    assert head == "| claim | the source says | found here |"
+    assert "O(3Nd²) = O(Nd²)" in first and "**Refuted** in one of two parts" in first and "1 of 2 parts. |" in first
+
+
 @pytest.mark.bad_input
 def test_only_findings_of_rules_judge_known_claims():
     with pytest.raises(LedgerError, match="expected an id of the catalogue, .* got 'S9.9z'"):
