@@ -11,12 +11,9 @@ from ortho import cost
 from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_lengths, ladder_tables, rates
 from paper.experiments.learning.ladder_analysis import (
     SELECTIVE,
-    Curve,
-    at,
-    at_equal,
     judged,
 )
-from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
+from paper.experiments.learning.ladder_arms import ARMS
 from paper.experiments.statistics import student_below
 from paper.tasks import counting, text
 from paper.tasks.text import Parts
@@ -109,7 +106,6 @@ def test_a_difference():
     error = np.sqrt(2.0 / 2 + 0.5 / 2)
     assert (found.mean, found.seeds) == (1.0, (1, 2))
     np.testing.assert_allclose(found.interval, (1 - 6.3138 * error, 1 + 6.3138 * error), rtol=1e-4)
-    assert found.bootstrap[0] >= 0 and found.bootstrap[1] <= 3 and not found.equivalent
     assert abs(found.chance - student_below(1 / error, 1)) < 1e-12
     assert ladder_analysis.tested(ours, {3: ours[3]}, 0.0) is None
 
@@ -142,17 +138,7 @@ def test_hypotheses():
     assert found["a: python, 16 x"][0].mean == pytest.approx(0.104)
     assert found["a: novels, 16 x"] == (None, False)
     same = judged(records[:3] + [record("1 learned + 3 positional", s, 2.0 + float(spread(s)) / 4) for s in (1, 2, 3)])
-    assert same["a: python, 16 x"][0].equivalent and same["a: python, 16 x"][1]
-
-
-def test_equal_steps_flop_and_seconds():
-    """A straight line in the logarithm of the steps; twice the steps at half the cost."""
-    ours, theirs = Curve((1, 4), (3.0, 2.0), 10, 5, 0.5), Curve((1, 2), (3.0, 2.7), 10, 10, 1.0)
-    assert at(ours, 20) == 2.5 and np.isnan(at(ours, 50))
-    assert at_equal(ours, theirs, 1) == {"steps": 3.0, "FLOPs": 2.5, "seconds": 2.5}
-    found = ladder_analysis.curve([record("learned", 1, 2.0)], ("python", "learned", CONVOLUTION))
-    assert (found.budgets, found.seconds) == ((1, 16), 0.1) and found.bits[0] == pytest.approx(2.0015)
-    assert ladder_analysis.curve([], ("python", "learned", CONVOLUTION)) is None
+    assert same["a: python, 16 x"][1]
 
 
 def test_runs_that_count():

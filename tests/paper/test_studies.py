@@ -82,7 +82,6 @@ def test_dropout_is_for_training_alone_and_fewer_bytes_are_the_first(library):
     assert run["facts"]["loss"] != plain["facts"]["loss"]
     assert run["facts"]["text"] == library.limited(300).facts() and run["facts"]["text"]["train"]["bytes"] == 300
     assert run["facts"]["kinds"] == arms(4, 16)["learned"].describe()
-    assert language.same_text([{"facts": {"text": library.facts()}}]) and not language.same_text([plain])
 
 
 # ---------------------------------------------------------------------------------------------------------- fine-tuning

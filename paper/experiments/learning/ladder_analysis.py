@@ -8,7 +8,6 @@ and that of the choice of the test's text, which is estimated from consecutive p
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from math import log2, sqrt
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ INDUCTION, ONE, BOTH = (
     "1 learned + 1 induction + 2 positional",
 )
 EXPERIMENTS = ("ladder", "ladder-selective", "ladder-others")  # their arms are compared with one another
-DRAWN = 20_000  # resamples
 Key = tuple[str, str, int]  # text, arm, convolution
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -100,14 +98,12 @@ FAMILIES = (HYPOTHESES, SELECTIVE_HYPOTHESES, BESIDE_HYPOTHESES, SHIFTED_HYPOTHE
 
 
 class Tested(NamedTuple):
-    """A difference of bits a byte, its Student and bootstrap intervals, the chance of a difference as low as this if
-    the margin were reached, whether it is equivalent within `NO_WORSE`, and the seeds."""
+    """A difference of bits a byte, its interval by Student, the chance of a difference as low as this if the margin
+    were reached, and the seeds."""
 
     mean: float
     interval: Interval
-    bootstrap: Interval
     chance: float
-    equivalent: bool
     seeds: tuple[int, ...]
 
 
@@ -160,16 +156,7 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
     error = sqrt(of_seeds + of_text)
     reach = student(1 - 2 * LEVEL, freedom) * error  # each end is wrong with probability `LEVEL`
     interval = mean - reach, mean + reach
-    generator = np.random.default_rng(0)
-    rows, columns = (generator.integers(size, size=(DRAWN, size)) for size in table.shape)
-    row_counts, column_counts = (
-        np.apply_along_axis(np.bincount, 1, drawn, minlength=size) / size
-        for drawn, size in zip((rows, columns), table.shape, strict=True)
-    )
-    means = np.einsum("sr,rc,sc->s", row_counts, table, column_counts, optimize=True)
-    low, high = (float(end) for end in np.quantile(means, (LEVEL, 1 - LEVEL)))
-    equivalent = interval[0] > -NO_WORSE and interval[1] < NO_WORSE
-    return Tested(mean, interval, (low, high), student_below((mean - margin) / error, freedom), equivalent, seeds)
+    return Tested(mean, interval, student_below((mean - margin) / error, freedom), seeds)
 
 
 def compared(
@@ -237,62 +224,6 @@ def step_flop(case: Mapping[str, Any]) -> int:
     own: dict[str, Any] = {"layer": layer_cost, "arm": case["arm"]}
     sizes = (case["B"], case["N"], case["d"], case["H"], case["L"])
     return int(model_cost(*sizes, vocab_size=VOCAB_SIZE, max_length=None, d_ff=case["d_ff"], **own).step)
-
-
-class Curve(NamedTuple):
-    """Bits a byte at the budgets that a run has passed, averaged over its seeds; and what a step takes, on the device
-    that has most of the runs."""
-
-    budgets: tuple[int, ...]
-    bits: tuple[float, ...]
-    steps: int  # of the least budget
-    flop: int
-    seconds: float
-
-
-def curve(records: Iterable[Record], of: Key, part: str = "test") -> Curve | None:
-    """An arm's curve: on the test part, from the runs that count; or on 'validation', from the runs that choose rates,
-    at the best rate of each budget. None if there is no such run."""
-    found: dict[int, dict[Any, float]] = {}
-    seconds: dict[str, list[float]] = {}
-    case: Mapping[str, Any] | None = None
-    for record in records:
-        if key(record) != of or counts(record) != (part == "test"):
-            continue
-        case = record["configuration"]
-        for look in record["facts"]["validation"]:
-            bits = record["repetitions"][f"{look['budget']} x"][f"{part}_bits"]
-            run = (case["seed"], case["rate"])
-            found.setdefault(look["budget"], {})[run] = float(np.mean(bits))
-            seconds.setdefault(record["device"], []).append(look["step_s"])
-    if case is None or not found:
-        return None
-    combine = np.mean if part == "test" else np.min
-    budgets, most = tuple(sorted(found)), max(seconds.values(), key=len)
-    bits = tuple(float(combine(list(found[budget].values()))) for budget in budgets)
-    return Curve(budgets, bits, case["base"], step_flop(case), float(np.median(most)))
-
-
-def at(curve: Curve, steps: float) -> float:
-    """Bits after `steps` steps, interpolated between two budgets linearly in the logarithm; NaN beyond the ends."""
-    x = [log2(budget * curve.steps) for budget in curve.budgets]
-    for (a, b), (low, high) in zip(pairwise(x), pairwise(curve.bits), strict=True):
-        if a <= log2(steps) <= b:
-            return low + (high - low) * (log2(steps) - a) / (b - a)
-    return float("nan")
-
-
-def at_equal(ours: Curve, theirs: Curve, budget: int, *, time: float | None = None) -> dict[str, float]:
-    """The first arm's bits at the steps, the FLOPs and the seconds that the other has spent at a budget.
-
-    `time` is how many times as long a step of the first arm takes; by default as measured in the runs themselves.
-    """
-    steps, time = budget * theirs.steps, time or ours.seconds / theirs.seconds
-    return {
-        "steps": at(ours, steps),
-        "FLOPs": at(ours, steps * theirs.flop / ours.flop),
-        "seconds": at(ours, steps / time),
-    }
 
 
 def line(record: Record) -> str:

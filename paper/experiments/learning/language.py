@@ -214,12 +214,6 @@ def line(record: Record) -> str:
 # Tables of the last bytes beside the models, counted on as much of their text as a model sees.
 
 
-def same_text(records: Iterable[Record]) -> bool:
-    """Whether all these records have the text that is used here, which depends on the version of Python."""
-    facts = text.python_parts().facts()
-    return all(record["facts"]["text"] == facts for record in records)
-
-
 @cache
 def table_bits(steps: int, device: str = "cpu") -> tuple[float, ...]:
     """Bits a byte of tables of the last 1, ..., `LONGEST` bytes, counted on the windows of `steps` steps of training.
