@@ -115,13 +115,3 @@ def test_sinusoids_far_out():
     assert (far - exact).abs().max() <= 2**-24
     assert exact[2, 0].item() == pytest.approx(math.sin(start + 2), abs=1e-14)
     torch.testing.assert_close(exact, sinusoidal_positions(start + 3, 8, dtype=torch.float64)[start:], atol=0, rtol=0)
-
-
-def test_a_shift_turns_the_sinusoids():
-    """Four positions further on, each pair of channels is turned by an angle, the same at all positions."""
-    first, later = (sinusoidal_positions(9, 6, start=start, dtype=torch.float64) for start in (0, 4))
-    for pair in (0, 2, 4):
-        angle = 4 / 10000 ** (pair / 6)
-        sine, cosine = first[:, pair], first[:, pair + 1]
-        close(later[:, pair], sine * math.cos(angle) + cosine * math.sin(angle))
-        close(later[:, pair + 1], cosine * math.cos(angle) - sine * math.sin(angle))

@@ -1,7 +1,6 @@
 """Structured projections: orthogonal for any width, their law, what they stand for, what they cost, errors."""
 
 from itertools import product
-from math import cosh, prod
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from ortho import MultiheadAttention, to_standard
 from ortho.cost import of
 from ortho.cost.layers import projection_cost
 from ortho.projections import StructuredProjection
-from ortho.projections.structured import factors, transform
+from ortho.projections.structured import factors
 
 WIDTHS = [1, 2, 3, 7, 8, 12, 30, 64, 96, 97, 100]
 SIGMAS = 4.42  # two-sided, an error rate of 1e-5
@@ -21,19 +20,6 @@ SIGMAS = 4.42  # two-sided, an error rate of 1e-5
 def draw(d=12, heads=1, seed=0, **kwargs):
     generator = torch.Generator().manual_seed(seed)
     return StructuredProjection(d, heads, generator=generator, dtype=torch.float64, **kwargs)
-
-
-@pytest.mark.parametrize("d", WIDTHS)
-def test_factors_and_transforms(d):
-    a, b = factors(d)
-    assert a * b == d
-    assert not any(d % c == 0 for c in range(a + 1, b))  # none nearer to the root
-    t = transform(d, dtype=torch.float64)
-    torch.testing.assert_close(t, t.T, atol=1e-15 * d, rtol=0)
-    torch.testing.assert_close(t @ t, torch.eye(d, dtype=torch.float64), atol=1e-14, rtol=0)  # d terms of 1/d
-    assert t.abs().max() <= (2 / d) ** 0.5 + 1e-12  # cos + sin is at most the root of 2
-    if d & (d - 1) == 0:
-        assert torch.allclose(t.abs(), torch.full_like(t, d**-0.5))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -84,18 +70,6 @@ def test_loading_into_a_module_without_numbers(assign):
     other.load_state_dict(one.state_dict(), assign=assign)
     x = torch.randn(2, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert all(map(torch.equal, one(x), other(x)))
-
-
-def test_one_round_by_all_its_signs():
-    """A row of one round has entries of equal size and independent signs, so that the mean of exp over the 2^8 draws of
-    the first flips is a product of cosh, exactly, whatever the second are."""
-    z = torch.linspace(-1, 1.3, 8, dtype=torch.float64)
-    one, values = draw(8, 2), []
-    for signs in product([-1.0, 1.0], repeat=8):
-        one.signs_q[0, 0] = torch.tensor(signs, dtype=torch.float64)
-        values.append((8**0.5 * one.weight_q @ z).exp())
-    expected = prod(cosh(x) for x in z.tolist())
-    assert torch.stack(values).mean(0).sub(expected).abs().max() < 1e-12  # 256 terms of size 10
 
 
 SPREAD = product([(64, 4), (48, 4), (30, 5), (64, 1), (128, 2)], ["one", "two", "apart", "all"])
