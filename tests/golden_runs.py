@@ -35,7 +35,6 @@ ARMS = {
     "parity": ("delta-product",),
     "permutations": ("delta-product",),
     "flip-flop": ("alibi",),
-    "positional-heads": ("softmax",),
     "bytes": ("learned", "frozen", "stopped", "1 learned + 3 positional"),
     "ladder-selective": ("2 selective induction + 2 positional",),
     "copying": (copying.SELECTING,),

@@ -23,7 +23,6 @@ from paper.experiments.learning import (
     synthetic,
     translating,
 )
-from paper.experiments.learning import positional_heads as heads
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.kinds import kinds
 from paper.experiments.statistics import Decision
@@ -46,7 +45,6 @@ MAKE = {
     "fine-tuning": partial(fine_tuning.case, first_steps=3, N=16, **TINY),
     "transduction": partial(translating.case, "transduction", pairs=0, looked=2, **TINY),
     "pruning": lambda _, *own, **more: pruning.case(*own, looked=2, **{**TINY, "rate": 0.01, **more}),
-    "positional-heads": lambda arm, *own, **more: heads.case(*arm.split(": "), *own, inputs=4, **{**FEW, **more}),
 }
 BYTES = arms(4, 16)
 FIRST = {kind: next(name for name, arm in BYTES.items() if arm.heads[0][0] == kind) for kind in kinds(16)}
@@ -58,7 +56,6 @@ ARMS = {
     "fine-tuning": list(fine_tuning.ARMS),
     "transduction": list(translating.arms(16)),
     "pruning": [pruning.ARM],
-    "positional-heads": [f"{name}: {arm}" for name, one in heads.MEASURED.items() for arm in one.arms],
 }
 EVERY = some([(name, arm) for name, names in ARMS.items() for arm in names], 4)
 every_experiment = pytest.mark.parametrize("name", MAKE)
@@ -89,10 +86,9 @@ def test_a_run_is_stored_whole_and_again_gives_the_same(name, arm, tmp_path):
     assert not go(only(name, case), tmp_path).errors
     (record,) = records.read_all(tmp_path, name)
     facts = record["facts"]
-    if name != "positional-heads":
-        for shares in record["repetitions"].values():
-            assert set(shares) == set(fitting.QUANTITIES)
-            assert all(0 <= shares[one][0] <= 1 for one in fitting.QUANTITIES[:2])
+    for shares in record["repetitions"].values():
+        assert set(shares) == set(fitting.QUANTITIES)
+        assert all(0 <= shares[one][0] <= 1 for one in fitting.QUANTITIES[:2])
     assert len(facts["loss"]) == min(case["steps"], fitting.POINTS) and facts["parameters"] > 0
     looks = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
     wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
@@ -127,7 +123,7 @@ def test_a_fast_form_that_is_off_is_not_stored(name, tmp_path, monkeypatch):
     def off(*_):
         raise AssertionError("fast form: expected a relative error of at most 1e-10, got 1")
 
-    monkeypatch.setattr(*((heads, "check_weights") if name == "positional-heads" else (fitting, "check_forms")), off)
+    monkeypatch.setattr(fitting, "check_forms", off)
     report = go(only(name, MAKE[name](ARMS[name][0], 1)), tmp_path)
     assert len(report.errors) == 1 and "fast form: expected" in report.errors[0]
     assert not records.read_all(tmp_path, name)
@@ -172,7 +168,7 @@ def but(case, *names):
 
 
 TUNED = [name for name in experiments.EXPERIMENTS if name in {*MAKE, "translation"} or name.startswith("bytes-")]
-TUNED = [name for name in TUNED if name not in ("positional-heads", "pruning", "bytes-speed")]
+TUNED = [name for name in TUNED if name not in ("pruning", "bytes-speed")]
 
 
 @pytest.mark.parametrize("device", fitting.DEVICES)

@@ -1,16 +1,11 @@
 """Each training study on its own: data, cases and what is read from its records."""
 
-import dataclasses
-
 import pytest
 import torch
 from experiment_fakes import small_library
 
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments import load
 from paper.experiments.learning import fine_tuning, fitting, language, rates, retrieval
-from paper.experiments.learning import positional_heads as heads
-from paper.experiments.learning import study as learning
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.fine_tuning import SCRATCH
 from paper.experiments.learning.retrieval_analysis import PAIRS, climbs, judged
@@ -24,7 +19,6 @@ from paper.experiments.learning.retrieval_tasks import (
 )
 from paper.tasks import text
 from paper.tasks.text import VOCAB_SIZE
-from paper.theory.positionalness import head_weights
 
 # ------------------------------------------------------------------------------------------------------ models of bytes
 
@@ -181,63 +175,6 @@ def test_the_arms_of_a_seed_begin_with_the_same_model_where_its_first_stage_ende
     assert all((found == before["all trained"]) is (arm != SCRATCH) for arm, found in before.items())
     seeds = [*outcomes[SCRATCH]["seeds"].values(), *fine_tuning.seeds_of(tuned("all trained", 2)).values()]
     assert len(set(seeds)) == len(seeds)
-
-
-# ------------------------------------------------------------------------------------------ how positional heads become
-
-
-TINY_HEADS = {"steps": 2, "B": 2, "tested": 4, "inputs": 4}
-
-
-def built(name="recall", arm="softmax", count=5):
-    """An untrained model, its weights on `count` inputs (count, H, N, N), and these inputs (count, N)."""
-    case = heads.case(name, arm, 1)
-    study, _, test = heads.MEASURED[name]
-    model = learning.build(study, case, torch.Generator().manual_seed(0))
-    (tokens,), _ = study.task.tests[test](count, torch.Generator().manual_seed(1))
-    (block,) = heads.blocks(model)
-    x = block.norm_attention(heads.embed(model, tokens))
-    return model, head_weights(block.attention, x, is_causal=True), tokens
-
-
-@pytest.mark.parametrize(("name", "arm"), [("recall", "softmax"), ("flip-flop", "rotary"), ("flip-flop", "path")])
-def test_a_head_with_its_own_weights_changes_nothing(name, arm):
-    """For the input that the weights come from, to the rounding of float32 results of size 1; other results change."""
-    model, weights, tokens = built(name, arm)
-    for which in (1, slice(None)):
-        other = heads.replaced(model, 0, which, weights[0, which])
-        assert (other(tokens) - model(tokens))[0].abs().max() < 1e-5
-        assert (other(tokens) - model(tokens))[1:].abs().max() > 1e-2
-
-
-def test_the_means_are_of_other_inputs_than_the_answers(monkeypatch):
-    drawn = []
-    study, arms, name = heads.MEASURED["parity"]
-    draw = study.task.tests[name]
-
-    def watched(count, generator):
-        drawn.append(draw(count, generator))
-        return drawn[-1]
-
-    task = dataclasses.replace(study.task, tests={**study.task.tests, name: watched})
-    monkeypatch.setitem(heads.MEASURED, "parity", heads.Measured(dataclasses.replace(study, task=task), arms, name))
-    heads.run(heads.case("parity", "softmax", 1, **TINY_HEADS))
-    (inputs,), (asked,) = (batch.inputs for batch in drawn[-2:])
-    assert len(inputs) == len(asked) == 4
-    assert not torch.equal(inputs, asked)
-
-
-def test_the_stored_runs_are_those_of_the_learning_records():
-    """Training losses of the same run on the same device agree, up to the rounding of other thread counts."""
-    found = 0
-    for record in load("positional-heads"):
-        case = record["configuration"]
-        for other in load(case["task"]):
-            theirs = other["configuration"]
-            if record["device"] == other["device"] and all(case[key] == theirs[key] for key in ("arm", "seed", "rate")):
-                assert record["facts"]["loss"][0] == pytest.approx(other["facts"]["loss"][0], abs=1e-3)
-                found += 1
-    assert found == len(load("positional-heads"))
 
 
 # ------------------------------------------------------------------------------------------------------------ retrieval

@@ -272,6 +272,11 @@ def heads_by_layer(runs: Sequence[Record], budget: int | None = None) -> list[li
     return [[head for heads in layer for head in heads] for layer in layers]
 
 
+def positional(heads: Iterable[Mapping[str, Any]], share: float = 0.5) -> int:
+    """The number of heads in which positions explain more than this share of the weights' variation."""
+    return sum(head["absolute"] > share for head in heads)
+
+
 def _look(run: Record, budget: int) -> dict[str, Any]:
     """What was found of a run at a budget, but for the counts of the test."""
     found: dict[str, Any] = next(look for look in run["facts"]["validation"] if look["budget"] == budget)
