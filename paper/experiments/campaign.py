@@ -38,10 +38,9 @@ FIRST = (
     Stage("bytes-speed"),
     Stage("ladder-speed"),
 )
-# Then larger models that learn, the remaining cases of the stages above, and what a CPU can do as well.
+# Then the remaining cases of the stages above, and what a CPU can do as well.
 STAGES = (
     *FIRST,
-    Stage("ladder-large"),
     *(Stage(stage.experiment) for stage in FIRST if stage.first is not None),
     Stage("ladder"),
     Stage("retrieval"),

@@ -10,7 +10,7 @@ from seeded import draw, generator
 from ortho import EncoderDecoder, MultiheadAttention
 from ortho.attention import MECHANISMS
 from ortho.projections import FrozenProjection, LearnedProjection
-from paper.experiments.learning import images, pruning
+from paper.experiments.learning import pruning
 from paper.experiments.learning.heads import (
     StoppedRotaryAttention,
     TemperatureProjection,
@@ -179,22 +179,6 @@ def test_a_model_sees_matches_and_nothing_later():
     first, second = model(tokens), model(other)
     torch.testing.assert_close(first[:, :16], second[:, :16], rtol=0, atol=1e-12)  # sums of 24 in another order
     assert not torch.allclose(first[:, 16:], second[:, 16:])
-
-
-# ------------------------------------------------------------------------------------------------------ heads of images
-
-
-def test_heads_see_the_neighbours_of_a_patch():
-    """The 4 x 4 patches come after the class token. The mechanism's own tests check that it applies these weights."""
-    layer = images.neighbours(16, 4, columns=4, generator=generator())
-    weights = [pattern.weights(17) for pattern in layer.patterns]
-    place = {(row, column): 1 + 4 * row + column for row in range(4) for column in range(4)}
-    for row, column in ((1, 1), (2, 1), (2, 2)):
-        seen = [int(matrix[place[row, column]].argmax()) for matrix in weights]
-        assert seen == [place[row, column - 1], place[row - 1, column], place[row, column + 1], place[row + 1, column]]
-    assert not weights[3][place[3, 0]].any()  # nothing is below the last row
-    few = images.neighbours(12, 3, columns=8)
-    assert [pattern.offset for pattern in few.patterns] == [-1, -8, 1]
 
 
 # ------------------------------------------------------------------------------------------------------ heads taken out

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from ortho import cost
-from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_lengths, ladder_tables, rates
+from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_tables, rates
 from paper.experiments.learning.ladder_analysis import (
-    SELECTIVE,
     judged,
 )
 from paper.experiments.learning.ladder_arms import ARMS
@@ -152,33 +151,6 @@ def test_runs_that_count():
     found = [(run["device"], run["configuration"]["seed"]) for run in ladder_analysis.standing(runs)]
     assert found == [("cpu-a", 1), ("cpu-b", 2)]
     assert ladder_analysis.standing(runs[:3]) == runs[1:3] and ladder_analysis.standing([]) == []
-
-
-def test_lengths(monkeypatch):
-    """Every step draws as many bytes and every test has nearly as many; each length is compared on its own, with the
-    rival's best rate of those that all seeds have."""
-    assert all(case["arm"] in ladder_lengths.ARMS for case in ladder_lengths.cases("cpu"))
-    monkeypatch.setattr(rates, "chosen", lambda experiment, case: 0.004)
-    found = ladder_lengths.cases("cpu")
-    assert {case["N"] for case in found} == set(ladder_lengths.LENGTHS)
-    assert {case["B"] * case["N"] for case in found} == {ladder_lengths.BYTES}
-    tested = [case["tested"] * case["N"] for case in found]
-    assert max(tested) - min(tested) < max(ladder_lengths.LENGTHS)
-    means = {(256, "learned"): 2.0, (512, "learned"): 1.9, (256, SELECTIVE): 1.8, (512, SELECTIVE): 1.85}
-    sizes = {"budget": ladder_lengths.BUDGET, "H": 4}
-    records = [
-        record(arm, seed, bits + (arm == SELECTIVE) * 0.001 * (seed - 4), N=N, rate=0.004, **sizes)
-        for (N, arm), bits in means.items()
-        for seed in (3, 4, 5)
-    ]
-    records += [record("learned", seed, 2.1, N=512, rate=0.008, **sizes) for seed in (3, 4, 5)]
-    records += [record("learned", seed, 1.7, N=256, rate=0.008, **sizes) for seed in (3, 4)]
-    for N, wanted in ((256, -0.2), (512, -0.05)):
-        assert ladder_lengths.compared(records, "python", N).mean == pytest.approx(wanted)
-    records.append(record("learned", 5, 1.7, N=256, rate=0.008, **sizes))
-    for N, wanted in ((256, 0.1), (512, -0.05)):
-        assert ladder_lengths.compared(records, "python", N).mean == pytest.approx(wanted)
-    assert ladder_lengths.label(found[0]).endswith("N=2048")
 
 
 @pytest.fixture

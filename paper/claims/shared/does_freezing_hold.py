@@ -19,7 +19,6 @@ from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.learning import analysis, fine_tuning, images, language, synthetic, translating
 from paper.experiments.learning.analysis import Measures, Runs
-from paper.experiments.learning.images import DATA
 from paper.experiments.learning.synthetic import Learnt
 from paper.experiments.statistics import Decision, Interval, decide, success_interval
 
@@ -27,7 +26,7 @@ RIGHT = Unit("% right", 100, 1)
 RATE = Unit("rate of successes")
 BLEU = Unit("BLEU", 100, 1)
 SCORES = {"bleu_fraction": BLEU, "faultless_fraction": Unit("% without a mistake", 100, 1)}
-TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen", "stopped": "8 stopped"}
+TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen"}
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
 NAMES = (
     "bytes",
@@ -191,8 +190,8 @@ def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:
-    found = {data: images.by_arm(records, where, data) for data in DATA}
-    return {f"images, {data}": Setting(Arms(arms, "correct", RIGHT)) for data, arms in found.items() if arms}
+    arms = images.by_arm(records, where)
+    return {f"images, {images.DATA}": Setting(Arms(arms, "correct", RIGHT))} if arms else {}
 
 
 def _tuned(records: Sequence[Record], where: str) -> dict[str, Setting]:

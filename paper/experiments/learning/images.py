@@ -5,8 +5,8 @@ compared pair by pair. Every arm is tested with the weights of its best look at 
 
 Patches have learned embeddings of their places, and nothing is causal, so softmax heads do not turn queries and keys.
 Attention has no biases, as not every kind of head supports them; the rest of the blocks has them. Classes are read from
-the mean of all tokens: with heads through which no token, or only a neighbour, reaches the class token, there would
-otherwise be nothing to read.
+the mean of all tokens: with heads through which no token reaches the class token, there would otherwise be nothing to
+read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,10 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ortho.attention.positional.patterns import Shift
 from ortho.checks import one_of
 from ortho.layers.frozen_qk import FrozenQKAttention
-from ortho.layers.hybrid import HybridAttention
 from ortho.layers.multihead import MultiheadAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.models.encoders import VisionTransformer
@@ -29,18 +27,15 @@ from ortho.projections import FrozenProjection
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures, Runs, tested
-from paper.experiments.learning.heads import random_feature_heads, synthesizer_heads
+from paper.experiments.learning.heads import random_feature_heads
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
 from paper.tasks.images import digits
 
 HEADS = 4
-
-
-DATA = ("digits",)
+DATA = "digits"
 CHANNELS, IMAGE, PATCH = 1, 8, 2
-COLUMNS = IMAGE // PATCH  # patches in a row
-TOKENS = 1 + COLUMNS**2  # the class token, and the patches row by row
+TOKENS = 1 + (IMAGE // PATCH) ** 2  # the class token, and the patches row by row
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 32, "d": 32, "L": 2, "steps": 600, "tested": 359},
     "cuda": {"B": 64, "d": 64, "L": 4, "steps": 2000, "tested": 359},
@@ -52,48 +47,17 @@ FEATURES = 32  # of FAVOR+: four for each of the 8 dimensions of a head of the s
 # A hundredth of the images, three or four of the digits tested.
 DECISION = Decision(margin=0.01, level=0.05, higher_is_better=True)
 
-ARMS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "learned": (("learned", HEADS),),
-    "frozen": (("frozen", HEADS),),
-    "stopped": (("stopped", HEADS),),
-    "frozen Gaussian": (("frozen Gaussian", HEADS),),
-    "static random": (("static random", HEADS),),
-    f"1 learned + {HEADS - 1} stopped": (("learned", 1), ("stopped", HEADS - 1)),
-    f"1 learned + {HEADS - 1} positional": (("learned", 1), ("positional", HEADS - 1)),
-    "positional": (("positional", HEADS),),
-    "identity": (("identity", HEADS),),
-    "linear": (("linear", HEADS),),
-    "frozen linear": (("frozen linear", HEADS),),
-    "FAVOR+": (("FAVOR+", HEADS),),
-}
-
-
-# Kind -> what makes a layer of such heads, for these images; 'frozen' is orthogonal random attention.
-KINDS: Mapping[str, Callable[..., nn.Module]] = {
+# Arm -> what makes a layer of such heads, for these images; 'frozen' is orthogonal random attention.
+ARMS: Mapping[str, Callable[..., nn.Module]] = {
     "learned": MultiheadAttention,
     "frozen": partial(MultiheadAttention, projection="frozen"),
     "stopped": partial(FrozenQKAttention, projection="stopped"),
     "frozen Gaussian": partial(MultiheadAttention, projection=partial(FrozenProjection, draw="gaussian")),
-    "static random": partial(synthesizer_heads, source="fixed-random", max_length=TOKENS),
-    "positional": lambda *sizes, **kwargs: neighbours(*sizes, columns=COLUMNS, **kwargs),
-    "identity": lambda *sizes, **kwargs: neighbours(*sizes, columns=0, **kwargs),
+    "identity": partial(PositionalHeads, patterns=("current",) * HEADS),
     "linear": partial(MultiheadAttention, attention="linear"),
     "frozen linear": partial(MultiheadAttention, projection="frozen", attention="linear"),
     "FAVOR+": partial(random_feature_heads, m=FEATURES),
 }
-
-
-def neighbours(d_model: int, num_heads: int, *, columns: int, **kwargs: Any) -> PositionalHeads:
-    """Heads that copy to each patch the content of a neighbour: in turn the one on its left, above it, on its right,
-    and below it, which are 1 and `columns` tokens away; with 0 columns, each token's own content.
-
-    Patches are in one line: at the left edge the left neighbour is the last patch of the row above, at the right edge
-    the right one is the first patch of the row below. If there is no neighbour, the result is 0.
-    """
-    offsets = (-1, -columns, 1, columns) if columns else (0,)
-    patterns = [Shift(f"shift by {offset}", offset) for offset in offsets]
-    chosen = [patterns[head % len(patterns)] for head in range(num_heads)]
-    return PositionalHeads(d_model, num_heads, patterns=chosen, **kwargs)
 
 
 class PooledTransformer(VisionTransformer):
@@ -107,7 +71,6 @@ class PooledTransformer(VisionTransformer):
 
 def build(case: Case, generator: torch.Generator) -> PooledTransformer:
     """The untrained model of a case, on the CPU."""
-    heads = [(KINDS[kind], count) for kind, count in ARMS[case["arm"]]]
     return PooledTransformer(
         IMAGE,
         PATCH,
@@ -117,18 +80,14 @@ def build(case: Case, generator: torch.Generator) -> PooledTransformer:
         num_classes=digits().vocab_size,
         channels=CHANNELS,
         generator=generator,
-        layer=partial(_without_bias, heads=heads),
+        layer=partial(_without_bias, make=ARMS[case["arm"]]),
     )
 
 
-def _without_bias(
-    d_model: int, num_heads: int, *, heads: list[tuple[Callable[..., nn.Module], int]], **kwargs: Any
-) -> nn.Module:
-    """A layer of these heads, for blocks whose other parts have biases."""
+def _without_bias(d_model: int, num_heads: int, *, make: Callable[..., nn.Module], **kwargs: Any) -> nn.Module:
+    """A layer for blocks whose other parts have biases."""
     kwargs.pop("bias")
-    if len(heads) == 1:
-        return heads[0][0](d_model, num_heads, **kwargs)
-    return HybridAttention(d_model, num_heads, heads=heads, **kwargs)
+    return make(d_model, num_heads, **kwargs)
 
 
 def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str = "cpu", **sizes: int) -> Case:
@@ -139,7 +98,7 @@ def case(arm: str, seed: int = TUNING, rate: float | None = None, *, device: str
     size = fitting.sizes(SIZES[one_of("device", device, fitting.DEVICES)], sizes)
     return {
         "device": device,
-        "data": DATA[0],
+        "data": DATA,
         "arm": one_of("arm", arm, ARMS),
         "seed": seed,
         "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
@@ -158,11 +117,8 @@ def cases(device: str) -> list[Case]:
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
-    facts = {"heads": " + ".join(f"{count} {kind}" for kind, count in ARMS[case["arm"]])}
     make = partial(build, case)
-    return fitting.run(
-        case, seeds_of(case), digits(), make, looks=LOOKS, keep_best=True, checkpoint=checkpoint, facts=facts
-    )
+    return fitting.run(case, seeds_of(case), digits(), make, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
 
 
 def seeds_of(case: Case) -> dict[str, int]:
@@ -188,12 +144,12 @@ MEASURES: Measures = {
 judged = partial(analysis.judged, measure="correct")
 
 
-def by_arm(records: Iterable[Record], device: str, data: str = "digits") -> dict[str, Runs]:
+def by_arm(records: Iterable[Record], device: str) -> dict[str, Runs]:
     """Arm -> its runs that count, with the measures 'correct', a share, and 'loss', nats an image.
 
     Raises ValueError if an arm's runs differ in more than the seed.
     """
-    return analysis.by_arm(records, device, MEASURES, data=data)
+    return analysis.by_arm(records, device, MEASURES)
 
 
 def line(record: Record) -> str:

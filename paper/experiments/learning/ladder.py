@@ -7,8 +7,8 @@ steps, FLOPs and seconds: FLOPs by closed form, seconds as the processor's time 
 The arms of a seed see the same batches, and are tested on the same windows, nearly all that the test part has. Rates
 are chosen by the validation part with `rates.TUNING`, a seed that does not count: at `TUNED` from four rates a factor
 of two apart, and at `LONG` from the best of these and its half. The longest runs take the rate chosen at `LONG`.
-'ladder' has the main arms, 'ladder-selective' heads that read nothing where nothing matches, 'ladder-others' the other
-arms, and 'ladder-large' larger models.
+'ladder' has the main arms, 'ladder-selective' heads that read nothing where nothing matches, and 'ladder-others' the
+other arms.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -67,20 +67,6 @@ WITHOUT = (
 LEARNED_RIVALS = (ladder_analysis.SHIFTED, "learned, mimetic")  # rivals of all arms, as `RIVAL` is
 TO_THE_LONGEST = (*LEARNED_RIVALS, ladder_analysis.BESIDE_SHIFTED)  # of the other arms
 
-# Larger models, for which a GPU is needed: 25 million parameters, 8 heads, windows of 1,024 bytes.
-LARGE = {"d": 512, "H": 8, "L": 8, "B": 16, "N": 1024, "tested": 384, "base": 120}
-LARGE_ARMS = (
-    ("8 learned", CONVOLUTION),
-    ("1 learned + 7 positional", CONVOLUTION),
-    ("2 induction + 6 positional", CONVOLUTION),
-    ("2 selective induction + 6 positional", CONVOLUTION),
-    ("1 learned + 2 selective induction + 5 positional", CONVOLUTION),
-    ("8 learned", 0),
-    ("8 frozen", CONVOLUTION),
-    ("1 learned + 1 induction + 6 positional", CONVOLUTION),
-)
-LARGE_SEEDS = (1, 2)
-
 Pairs = Sequence[tuple[str, str, int]]  # a text, an arm, the width of its convolution
 
 
@@ -138,13 +124,13 @@ def selective_cases(device: str) -> list[Case]:
 
 
 def other_cases(device: str) -> list[Case]:
-    """Like `cases`, for the other arms with the same number of heads, and for some arms without the convolution.
+    """Like `cases`, for the other arms, and for some arms without the convolution.
 
     The KV shift, which hands on the last token as the convolution does, takes the place of the convolution. The rivals
     go on to the longest budget, and so do selective heads beside a head with the KV shift.
     """
     elsewhere = {*MAIN, *READING_NOTHING, *WITHOUT}
-    others = [arm for arm, heads in ARMS.items() if heads.num_heads == MODEL["H"] and arm not in elsewhere]
+    others = [arm for arm in ARMS if arm not in elsewhere]
     arms = [*((arm, CONVOLUTION) for arm in others), *((arm, 0) for arm in WITHOUT)]
     pairs = [(name, arm, width) for arm, width in arms for name in TEXTS]
     return [
@@ -152,20 +138,6 @@ def other_cases(device: str) -> list[Case]:
         *_tuned_long("ladder-others", pairs, device),
         *_counted("ladder-others", pairs, SEEDS[:3], LONG, device),
         *_counted("ladder-others", [pair for pair in pairs if pair[1] in TO_THE_LONGEST], SEEDS[:3], LONGEST, device),
-    ]
-
-
-def large_cases(device: str) -> list[Case]:
-    """Runs of the larger models on a GPU: two rates each, then those that count, up to 31 million bytes; on a CPU none.
-
-    The rate that is chosen at `TUNED` serves the longer runs, too.
-    """
-    if device == "cpu":
-        return []
-    pairs = [(name, arm, width) for name in TEXTS for arm, width in LARGE_ARMS]
-    return [
-        *_tuned(pairs, device, TRIED[:2], **LARGE),
-        *_counted("ladder-large", pairs, LARGE_SEEDS, LONG, device, chosen_at=TUNED, **LARGE),
     ]
 
 
@@ -180,11 +152,11 @@ def _to_the_longest(experiment: str, arms: Sequence[str], device: str) -> list[C
     ]
 
 
-def _tuned(pairs: Pairs, device: str, tried: Sequence[float] = TRIED, **sizes: int) -> Iterator[Case]:
-    """The runs that choose one of the rates, all arms at the likeliest rate first; `sizes` are those of `case`."""
-    for rate in rates.tried(tried, {**MODEL, **sizes}["d"]):
+def _tuned(pairs: Pairs, device: str) -> Iterator[Case]:
+    """The runs that choose one of the rates, all arms at the likeliest rate first."""
+    for rate in rates.tried(TRIED, MODEL["d"]):
         for name, arm, width in pairs:
-            yield case(name, arm, convolution=width, rate=rate, device=device, **sizes)
+            yield case(name, arm, convolution=width, rate=rate, device=device)
 
 
 def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
@@ -196,21 +168,12 @@ def _tuned_long(experiment: str, pairs: Pairs, device: str) -> Iterator[Case]:
                 yield case(name, arm, convolution=width, rate=times * rate, budget=LONG, device=device)
 
 
-def _counted(
-    experiment: str,
-    pairs: Pairs,
-    seeds: Sequence[int],
-    budget: int,
-    device: str,
-    *,
-    chosen_at: int = LONG,
-    **sizes: int,
-) -> Iterator[Case]:
-    """The runs that count, if their rate was chosen at the budget `chosen_at`; `sizes` are those of `case`."""
+def _counted(experiment: str, pairs: Pairs, seeds: Sequence[int], budget: int, device: str) -> Iterator[Case]:
+    """The runs that count, if their rate was chosen at the budget `LONG`."""
     for seed in seeds:
         for name, arm, width in pairs:
-            own: dict[str, Any] = {"convolution": width, "device": device, **sizes}
-            rate = rates.chosen(experiment, case(name, arm, budget=chosen_at, **own))
+            own: dict[str, Any] = {"convolution": width, "device": device}
+            rate = rates.chosen(experiment, case(name, arm, budget=LONG, **own))
             if rate is not None:
                 yield case(name, arm, seed=seed, rate=rate, budget=budget, **own)
 

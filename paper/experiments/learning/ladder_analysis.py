@@ -29,7 +29,6 @@ LEVEL = 0.05  # of all hypotheses together
 NO_WORSE = 0.02  # bits a byte
 BETTER = 0.05
 RIVAL = "learned"  # with the convolution
-RIVALS = {4: RIVAL, 8: "8 learned"}  # by the heads of a layer
 SHIFTED = "learned, KV shift"  # without the convolution: at 16 times the least budget ahead of the other learned heads
 INDUCTION, ONE, BOTH = (
     "2 induction + 2 positional",
@@ -167,12 +166,12 @@ def compared(
     *,
     convolution: int = CONVOLUTION,
     margin: float = 0.0,
-    against: str | None = None,
+    against: str = RIVAL,
     their_convolution: int = CONVOLUTION,
 ) -> Tested | None:
     """An arm's bits on a text minus those of another, by default learned heads; None if they have fewer than two seeds
     in common. The convolutions' widths are those of the first and of the other."""
-    sides = ((text, arm, convolution), (text, against or RIVALS[ARMS[arm].num_heads], their_convolution))
+    sides = ((text, arm, convolution), (text, against, their_convolution))
     ours, theirs = (blocks(records, of, budget) for of in sides)
     return tested(ours, theirs, margin)
 

@@ -117,12 +117,4 @@ ARMS: Mapping[str, Arm] = {
     "1 learned, KV shift + 2 selective induction + 1 positional": Arm((("shifted", 1), *SELECTIVE, ("previous", 1))),
     "learned, mimetic": Arm((("mimetic", 4),)),
     "frozen": Arm((("frozen", 4),)),
-    # Eight heads, for larger models.
-    "8 learned": Arm((("learned", 8),)),
-    "1 learned + 7 positional": Arm((("learned", 1), ("near", 3), ("alone", 4))),
-    "2 induction + 6 positional": Arm((("induction", 2), ("near", 3), ("near", 3))),
-    "1 learned + 1 induction + 6 positional": Arm((("learned", 1), ("induction", 1), ("near", 3), ("near", 3))),
-    "2 selective induction + 6 positional": Arm((*SELECTIVE, ("near", 3), ("near", 3))),
-    "1 learned + 2 selective induction + 5 positional": Arm((("learned", 1), *SELECTIVE, ("near", 3), ("ends", 2))),
-    "8 frozen": Arm((("frozen", 8),)),
 }

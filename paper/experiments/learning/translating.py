@@ -6,10 +6,9 @@ judged by the share of sentences without a mistake. A sentence has no mistake if
 the right ones; greedy decoding writes exactly such a sentence.
 
 The arms differ in the encoder's self-attention, as in Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260); the
-decoder's self-attention and its attention to the source are learned, except in '8 frozen everywhere'. On a CPU a model
-is to learn within a minute of a core, so pairs have at most 60 characters a side, and the arms are those of `FEW`. On
-CUDA there are all of them. For every arm the best look at the validation part counts. Learning rates are chosen per arm
-and number of pairs (`rates`), and the arms of a seed see the same batches.
+decoder's self-attention and its attention to the source are learned. On a CPU a model is to learn within a minute of a
+core, so pairs have at most 60 characters a side. For every arm the best look at the validation part counts. Learning
+rates are chosen per arm and number of pairs (`rates`), and the arms of a seed see the same batches.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,6 @@ import torch
 from ortho import cost
 from ortho.attention.positional.positional_attention import SEVEN
 from ortho.checks import one_of, positive_int
-from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.positional import PositionalHeads
 from ortho.models.encoder_decoder import EncoderDecoder
@@ -38,7 +36,6 @@ from paper.tasks.task import Batch, Draw, Task
 from paper.tasks.translation import Corpus, Translation, multi30k_corpus, translation
 
 H = len(SEVEN) + 1  # heads of a layer: one beside the fixed ones
-FIXED = partial(PositionalHeads, patterns=SEVEN)
 # By task and device. Texts have at most `characters` a side, and sentences at most `clauses`; tests have `tested`
 # pairs, and looks on the way use `looked` pairs of the validation part.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
@@ -56,7 +53,6 @@ STEPS: dict[str, dict[str, dict[int, int]]] = {
     "translation": {"cpu": {10_000: 900, 1000: 500}, "cuda": {29_000: 5000, 5000: 2000, 1000: 1000}},
     "transduction": {"cpu": {0: 1000, 500: 400}, "cuda": {0: 3000, 500: 600}},
 }
-FEW = ("8 learned", "7 fixed + 1 learned", "1 learned", "8 frozen")
 SEEDS = (1, 2, 3, 4, 5)
 TRIED = (5e-3, 1e-2)  # for d = 64; a model that is n times as wide tries rates an n-th as high
 REGULARISED = {"translation": 0.1, "transduction": 0.0}  # dropout, and smoothing of the answers
@@ -72,22 +68,18 @@ DECISIONS = {
 }
 
 
-def arms(d: int) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Arm -> the arguments of `EncoderDecoder` that say what its attention is, at width d.
+def arms(d: int) -> dict[str, Mapping[str, Any]]:
+    """Arm -> the encoder's arguments of `EncoderDecoder` that say what its attention is, at width d.
 
-    'fixed' heads have the patterns `SEVEN`, 'frozen' ones are orthogonal random attention, and 'stopped' ones have no
-    gradient through queries and keys either. '1 learned' is as wide as one of 8 heads, '1 learned, wide' as all.
+    'fixed' heads have the patterns `SEVEN`, and 'frozen' ones are orthogonal random attention. '1 learned' is as wide
+    as one of 8 heads.
     """
-    frozen = {"projection": "frozen"}
+    fixed = partial(PositionalHeads, patterns=SEVEN)
     return {
         "8 learned": {},
-        "7 fixed + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "positional": H - 1}}},
-        "1 learned": {"encoder": {"num_heads": 1, "head_dim": positive_int("d", d) // H}},
-        "1 learned, wide": {"encoder": {"num_heads": 1}},
-        "8 frozen": {"encoder": frozen},
-        "8 frozen everywhere": {"encoder": frozen, "decoder": frozen, "cross": frozen},
-        "8 stopped": {"encoder": {"layer": FrozenQKAttention, "projection": "stopped"}},
-        "7 stopped + 1 learned": {"encoder": {"layer": HybridAttention, "heads": {"learned": 1, "stopped": H - 1}}},
+        "7 fixed + 1 learned": {"layer": HybridAttention, "heads": [("learned", 1), (fixed, H - 1)]},
+        "1 learned": {"num_heads": 1, "head_dim": positive_int("d", d) // H},
+        "8 frozen": {"projection": "frozen"},
     }
 
 
@@ -99,12 +91,7 @@ def build(
     Raises ValueError for an unknown arm, and what `EncoderDecoder` raises.
     """
     known = arms(d)
-    settings = dict(known[one_of("arm", arm, known)])
-    encoder = dict(settings.get("encoder", {}))
-    if "heads" in encoder:
-        encoder["heads"] = [(FIXED if kind == "positional" else kind, n) for kind, n in encoder["heads"].items()]
-    settings["encoder"] = encoder
-    own: dict[str, Any] = {"dropout": dropout, "generator": generator, **settings}
+    own: dict[str, Any] = {"dropout": dropout, "generator": generator, "encoder": known[one_of("arm", arm, known)]}
     return EncoderDecoder(vocab_size, d, H, L, max_length=max_length, positions="sinusoidal", **own)
 
 
@@ -232,10 +219,10 @@ def seeds_of(case: Case) -> dict[str, int]:
 
 def cases(task: str, device: str) -> list[Case]:
     """The runs that choose the rates; then all seeds of arms whose rate is chosen."""
-    size = SIZES[task][device]
-    names = FEW if device == "cpu" else tuple(arms(size["d"]))
     options: list[dict[str, Any]] = [
-        {"task": task, "arm": arm, "pairs": pairs, "device": device} for pairs in STEPS[task][device] for arm in names
+        {"task": task, "arm": arm, "pairs": pairs, "device": device}
+        for pairs in STEPS[task][device]
+        for arm in arms(SIZES[task][device]["d"])
     ]
     return fitting.cases(task, case, options, partial(rates.tried, TRIED), SEEDS)
 

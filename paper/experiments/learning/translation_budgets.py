@@ -37,7 +37,6 @@ from paper.tasks.translation import Translation
 from paper.theory.positionalness import head_weights, nearest_pattern, positionalness
 
 TASK = "translation"
-ARMS = translating.FEW
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"base": 100, "B": 64, "d": 64, "L": 2, "characters": 80, "subwords": 1000, "tested": 720, "looked": 400},
     "cuda": {"base": 200, "B": 64, "d": 256, "L": 4, "characters": 999, "subwords": 4000, "tested": 999, "looked": 500},
@@ -90,8 +89,9 @@ def smoke_case(case: Case) -> Case:
 def cases(device: str) -> list[Case]:
     """The runs that choose the rates; then all numbers of pairs for arms whose rate is chosen, seed by seed."""
     tuned = partial(case, pairs=TUNED_PAIRS, budget=TUNED, device=device)
-    options = rates.tried(TRIED, SIZES[device]["d"])
-    chosen = {arm: rates.chosen("translation-budgets", tuned(arm)) for arm in ARMS}
+    d = SIZES[device]["d"]
+    arms, options = translating.arms(d), rates.tried(TRIED, d)
+    chosen = {arm: rates.chosen("translation-budgets", tuned(arm)) for arm in arms}
     counted = [
         case(arm, seed, rate, pairs=pairs, budget=budget, device=device)
         for seed in SEEDS
@@ -99,7 +99,7 @@ def cases(device: str) -> list[Case]:
         for arm, rate in chosen.items()
         if rate is not None
     ]
-    return [*(tuned(arm, rate=rate) for rate in options for arm in ARMS), *counted]
+    return [*(tuned(arm, rate=rate) for rate in options for arm in arms), *counted]
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
