@@ -118,7 +118,8 @@ def cases(device: str) -> list[Case]:
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """Train and test one model (`fitting.run`); a run that was killed goes on from its `checkpoint`."""
     make = partial(build, case)
-    return fitting.run(case, seeds_of(case), digits(), make, looks=LOOKS, keep_best=True, checkpoint=checkpoint)
+    own: dict[str, Any] = {"looks": LOOKS, "keep_best": True, "checkpoint": checkpoint, "facts": {}}
+    return fitting.run(case, seeds_of(case), digits(), make, **own)
 
 
 def seeds_of(case: Case) -> dict[str, int]:

@@ -6,15 +6,14 @@ run serves all budgets up to its own (`budgets`). What BLEU is made of is kept f
 intervals include, besides the error of the seeds, that of the choice of the test's sentences.
 
 The rules, written before the runs. The budget that counts for an arm is the one with the lowest validation loss,
-averaged over the seeds. An arm has converged on a number of pairs if its loss at the longest budget is less than
-`FALLS` below that at half of it. Arms are compared in pairs of seeds, by the decision that the records hold.
+averaged over the seeds. Arms are compared in pairs of seeds, by the decision that the records hold.
 
 The intervals are Student's, of the seeds and the test together. The first ones, a bootstrap of seeds and parts of the
 test, were replaced when the runs on 5,000 pairs were known: three seeds are too few to resample, so those intervals
 were too narrow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import exp
 from pathlib import Path
@@ -46,7 +45,6 @@ BUDGETS = {"cpu": {5000: 32, 20_000: 64, 1000: 16}, "cuda": {5000: 32, 29_000: 6
 TUNED, TUNED_PAIRS = 8, 5000  # budget and pairs at which rates are chosen, for all numbers of pairs
 TRIED = (5e-3, 2.5e-3)
 SEEDS = (1, 2, 3)
-FALLS = 0.01  # of the loss
 BLOCKS = 36  # parts of the test
 INPUTS = 64  # sentences at most, on which heads are measured
 ORDERS = 4  # of n-grams
@@ -195,17 +193,14 @@ def grouped(records: Iterable[Record]) -> dict[int, dict[str, list[Record]]]:
     return dict(sorted(found.items()))
 
 
-def by_pairs(
-    records: Iterable[Record], at: Callable[[Sequence[Record]], int] | None = None
-) -> dict[int, dict[str, Runs]]:
-    """Number of pairs -> arm -> its runs, of the arms that all `SEEDS` have run, at the budget that counts; or, for
-    comparison, at the one that `at` names.
+def by_pairs(records: Iterable[Record]) -> dict[int, dict[str, Runs]]:
+    """Number of pairs -> arm -> its runs, of the arms that all `SEEDS` have run, at the budget that counts.
 
     The measures are those of `translating` without 'correct'. BLEU is also left out part by part, so that intervals
     have the error of the choice of the test's sentences.
     """
     found = {
-        pairs: {arm: _judged(runs, (at or best)(runs)) for arm, runs in arms.items() if complete(runs)}
+        pairs: {arm: _judged(runs, best(runs)) for arm, runs in arms.items() if complete(runs)}
         for pairs, arms in grouped(records).items()
     }
     return {pairs: arms for pairs, arms in found.items() if arms}
@@ -246,23 +241,6 @@ def best(runs: Sequence[Record]) -> int:
     """The budget that counts."""
     found = losses(runs)
     return min(found, key=lambda budget: found[budget])
-
-
-def longest(runs: Sequence[Record]) -> int:
-    """The longest budget."""
-    return max(losses(runs))
-
-
-def converged(runs: Sequence[Record]) -> bool:
-    """Whether the loss at the longest budget is less than `FALLS` below that at half of it."""
-    found = list(losses(runs).values())
-    return len(found) > 1 and found[-1] > (1 - FALLS) * found[-2]
-
-
-def bleu(runs: Sequence[Record], budget: int | None = None) -> list[float]:
-    """BLEU of each run, from 0 to 1, at a budget, by default the one that counts."""
-    at = best(runs) if budget is None else budget
-    return [score(_at(run, at).sum(0)) for run in runs]
 
 
 def heads_by_layer(runs: Sequence[Record], budget: int | None = None) -> list[list[dict[str, Any]]]:
