@@ -9,21 +9,17 @@ W_K$, as in the Johnson-Lindenstrauss lemma. Otherwise the two are independent, 
 such draws.
 """
 
-from collections.abc import Callable
 from math import ceil, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import normalize
 
 from ortho._typing import Float, Tensor
-from ortho.checks import describe, expect, one_of
+from ortho.checks import expect, one_of
 from ortho.orthogonal import DRAWS, haar
 
 # ------------------------------------------------------------------------------------------------------------ distances
-
-FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
 
 
 class Moments(NamedTuple):
@@ -33,25 +29,10 @@ class Moments(NamedTuple):
     variance: float
 
 
-class LawTest(NamedTuple):
-    """A Kolmogorov-Smirnov test: the greatest distance of the distribution functions, and how likely it is by chance.
-
-    The right law is rejected with probability `false_alarm`.
-    """
-
-    distance: float
-    p_value: float
-    false_alarm: float
-
-    @property
-    def rejected(self) -> bool:
-        return self.p_value < self.false_alarm
-
-
-def _known(draw: str, d: int, k: int) -> Callable[..., Tensor]:
-    """The draw of that name; ValueError for another name, and for a k above d."""
+def _known(draw: str, d: int, k: int) -> None:
+    """Raises ValueError for an unknown draw, and for a k above d."""
     expect(k <= d, "k", f"at most d = {d}", k)
-    return DRAWS[one_of("draw", draw, DRAWS)]
+    one_of("draw", draw, DRAWS)
 
 
 def _eps(eps: float) -> None:
@@ -68,19 +49,8 @@ def dimension(n: int, eps: float) -> int:
     return max(1, ceil(4 * log(n) / (eps**2 / 2 - eps**3 / 3)))
 
 
-def share_law(draw: str, d: int, k: int) -> Any:
-    r"""The law of $|W^T x|^2 / |x|^2$, as a frozen distribution of scipy.
-
-    Beta(k/2, (d-k)/2) for an orthogonal draw, $\chi^2_k / d$ for the Gaussian one. ValueError for an orthogonal square
-    matrix, for which the share is one and has no density.
-    """
-    _known(draw, d, k)
-    some = draw == "gaussian" or k < d
-    expect(some, "k", f"less than d = {d} (an orthogonal square matrix keeps all of a vector)", k)
-    return _law(draw, d, k)
-
-
 def _law(draw: str, d: int, k: Any) -> Any:
+    r"""The law of the share: Beta(k/2, (d-k)/2) for an orthogonal draw with k < d, $\chi^2_k / d$ for the Gaussian."""
     from scipy import stats  # takes a second to import, and most users of this module do not need it
 
     return stats.chi2(k, scale=1 / d) if draw == "gaussian" else stats.beta(k / 2, (d - k) / 2)
@@ -90,26 +60,6 @@ def share_moments(draw: str, d: int, k: int) -> Moments:
     r"""Mean k/d and variance of the share: $2k(d-k)/(d^2(d+2))$ for an orthogonal draw, $2k/d^2$ for the Gaussian."""
     _known(draw, d, k)
     return Moments(k / d, 2 * k / d**2 * (1.0 if draw == "gaussian" else (d - k) / (d + 2)))
-
-
-def sample_shares(
-    draw: str, d: int, k: int, count: int, *, generator: torch.Generator | None = None
-) -> Float[Tensor, "count"]:
-    """The share (count,) that one random vector keeps under each of `count` fresh draws, float64."""
-    law = _known(draw, d, k)
-    x = normalize(torch.randn(d, generator=generator, dtype=torch.float64), dim=0)
-    images = [x @ law(d, k, generator=generator, dtype=torch.float64) for _ in range(count)]
-    return torch.stack(images).square().sum(-1)
-
-
-def law_test(samples: Float[Tensor, "count"], law: Any, *, false_alarm: float = FALSE_ALARM) -> LawTest:
-    """Kolmogorov and Smirnov's test of whether the samples (count,) follow a continuous law (of `share_law`)."""
-    from scipy.stats import kstest
-
-    if not callable(getattr(law, "cdf", None)):
-        raise TypeError(f"law: expected a distribution of scipy, got {describe(law)}")
-    found = kstest(samples.numpy(), law.cdf)
-    return LawTest(float(found.statistic), float(found.pvalue), false_alarm)
 
 
 def _outside(draw: str, d: int, k: Any, eps: float) -> Any:
@@ -152,15 +102,6 @@ def distortion(points: Float[Tensor, "n d"], images: Float[Tensor, "n k"]) -> fl
     expect(len(points) >= 2, "points", "(n, d) with n of at least 2", tuple(points.shape))
     low, high = _change(_squares(points), torch.pdist(images).square())
     return max(1 - low, high - 1)
-
-
-def sample_distortions(
-    points: Float[Tensor, "n d"], k: int, count: int, *, draw: str = "haar", generator: torch.Generator | None = None
-) -> Float[Tensor, "count"]:
-    """The `distortion` (count,) of points (n, d) by each of `count` fresh draws, rescaled, float64."""
-    law = _known(draw, d := points.shape[-1], k)
-    images = (points @ law(d, k, generator=generator, dtype=points.dtype) for _ in range(count))
-    return torch.tensor([distortion(points, image * sqrt(d / k)) for image in images], dtype=torch.float64)
 
 
 def measured_dimension(

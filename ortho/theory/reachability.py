@@ -56,14 +56,6 @@ def layers_to_reach(mask: Bool[Tensor, "N N"], *, is_causal: bool = True) -> int
     return None if bool((layers < 0).any()) else int(layers.max())
 
 
-def window_layers(n: int, width: int) -> int | None:
-    """`layers_to_reach` of `Window(width)` for n tokens, causal or not; None for a window of one key."""
-    back = width - 1
-    if n == 1:
-        return 0
-    return -(-(n - 1) // back) if back else None
-
-
 def _after(mask: Tensor, found: Tensor, residual: bool) -> Tensor:
     """What is reached through one more layer. float32 counts exactly up to 2^24."""
     through = (mask.float() @ found.float()) > 0

@@ -49,11 +49,6 @@ def norm_bound(c: float, steps: int) -> float:
         return inf
 
 
-def mean_square(c: float, K: int, steps: int) -> float:
-    """E |P x|^2 / |x|^2 over independent keys of uniform direction: (1 - c (2 - c) / K)^steps."""
-    return (1 - c * (2 - c) / K) ** steps
-
-
 def growth(c: float, K: int) -> Growth:
     r"""The mean and the spread of $\frac12 \ln(1 - c (2 - c) u)$, by quadrature; K of at least 2.
 

@@ -2,7 +2,7 @@ r"""Is $E\, \phi(x)^T \phi(y) = \exp(x^T y)$? A test for every feature map under
 
 The test averages *ratios*: estimates of the kernel, one for each of many independent $\Omega$, divided by the kernel,
 so that the right mean is 1. Their distribution has tails that grow fast with $|x + y|^2$. Up to 3 the mean of some
-hundred of them is near enough to normal for the stated rates (`calibration` shows that); far above 3, no affordable
+hundred of them is near enough to normal for the stated rates (tests show that); far above 3, no affordable
 number is enough.
 
 *Wrong draws* of orthogonal rows estimate a kernel other than the softmax kernel; each is in use somewhere. All take the
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from math import erfc, exp, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,35 +93,6 @@ def unbiasedness(
 def rejects(found: Estimate, expected: float = 1.0) -> bool:
     """Whether the mean is more than SIGMAS standard errors off: by chance once in 100,000 times if it is right."""
     return abs(found.deviation(expected)) > SIGMAS
-
-
-def p_value(found: Estimate, expected: float = 1.0) -> float:
-    """The chance of a deviation as large as this one, on either side, if `expected` is the mean."""
-    return erfc(abs(found.deviation(expected)) / sqrt(2))
-
-
-LEVELS = (0.1, 0.05, 0.01)
-
-
-class Calibration(NamedTuple):
-    """How often the test rejects at each of `LEVELS`, and how likely p-values this far from uniform are by chance.
-
-    `rates` have the standard errors sqrt(level (1 - level) / repetitions) if the test is right. `uniform` is the
-    p-value of a Kolmogorov-Smirnov test of the p-values.
-    """
-
-    repetitions: int
-    rates: tuple[float, ...]
-    uniform: float
-
-
-def calibration(samples: Float[Tensor, "repetitions count"], expected: float = 1.0) -> Calibration:
-    """The test, repeated on each row of independent ratios."""
-    from scipy.stats import kstest  # a second to import, which most users of this module do without
-
-    p_values = [p_value(estimate(row), expected) for row in samples]
-    rates = tuple(sum(p < level for p in p_values) / len(p_values) for level in LEVELS)
-    return Calibration(len(p_values), rates, float(kstest(p_values, "uniform").pvalue))
 
 
 # ---------------------------------------------------------------------------------------------------------- wrong draws

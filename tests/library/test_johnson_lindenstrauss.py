@@ -14,29 +14,33 @@ from ortho.theory.estimates import SIGMAS, estimate
 
 ORTHOGONAL = [name for name in DRAWS if name != "gaussian"]
 D, K, COUNT = 16, 8, 1500
+FALSE_ALARM = 1e-5  # the chance that a test of a law rejects the right one
 
 
 def points(n, d, seed=0):
     return torch.randn(n, d, generator=generator(seed), dtype=torch.float64)
 
 
+def distortions(cloud, k, count, *, draw="haar"):
+    """Of these points by each of `count` draws, rescaled."""
+    made, d = generator(), cloud.shape[-1]
+    images = [cloud @ DRAWS[draw](d, k, generator=made, dtype=torch.float64) for _ in range(count)]
+    return torch.tensor([jl.distortion(cloud, (d / k) ** 0.5 * image) for image in images])
+
+
 # ----------------------------------------------------------------------------------------------- what one vector keeps
 
 
 @pytest.mark.parametrize("draw", list(DRAWS))
-def test_law(draw):
-    """Each draw follows its own law and, at half the dimensions, visibly not the other's."""
-    shares = jl.sample_shares(draw, D, K, COUNT, generator=generator())
-    other = "haar" if draw == "gaussian" else "gaussian"
-    assert not jl.law_test(shares, jl.share_law(draw, D, K)).rejected
-    assert jl.law_test(shares, jl.share_law(other, D, K)).rejected
-
-
-@pytest.mark.parametrize("draw", list(DRAWS))
 def test_moments(draw):
-    """The moments are those of the distribution that the draws follow."""
-    law = jl.share_law(draw, D, K)
-    assert jl.share_moments(draw, D, K) == pytest.approx((law.mean(), law.var()))
+    """Each draw follows its own law, which has these moments; at half the dimensions it is visibly not the other's."""
+    x = points(1, D)
+    images = torch.cat([x @ DRAWS[draw](D, K, generator=generator(i), dtype=torch.float64) for i in range(COUNT)])
+    shares = images.square().sum(-1).numpy() / float(x.square().sum())
+    beta, chi = stats.beta(K / 2, (D - K) / 2), stats.chi2(K, scale=1 / D)
+    own, other = (chi, beta) if draw == "gaussian" else (beta, chi)
+    assert stats.kstest(shares, own.cdf).pvalue > FALSE_ALARM > stats.kstest(shares, other.cdf).pvalue
+    assert jl.share_moments(draw, D, K) == pytest.approx((own.mean(), own.var()))
 
 
 def test_moments_by_hand():
@@ -44,15 +48,6 @@ def test_moments_by_hand():
     assert jl.share_moments("haar", 2, 1) == (1 / 2, 1 / 8)
     assert jl.share_moments("haar", 8, 8) == (1, 0)
     assert jl.share_moments("gaussian", 8, 8) == (1, 1 / 4)
-
-
-def test_error_rate_of_the_law_test():
-    """Of 1,000 tests of the right law at level 0.1, 100 reject on average; half or twice as many are 5 sigma away."""
-    law = jl.share_law("haar", D, K)
-    uniform = torch.rand(1000, 100, generator=generator(), dtype=torch.float64)
-    samples = torch.from_numpy(law.ppf(uniform.numpy()))
-    rejected = sum(jl.law_test(sample, law, false_alarm=0.1).rejected for sample in samples)
-    assert stats.binomtest(rejected, 1000, 0.1).pvalue > jl.FALSE_ALARM
 
 
 # ------------------------------------------------------------------------------------------------- dimensions, bounds
@@ -82,20 +77,20 @@ def test_dimension_suffices():
 def test_failure_of_one_pair_is_exact(draw):
     """For two points the union bound is an equality: about half of the draws fail, as it says."""
     pair, eps, count = points(2, 24), 0.3, 2000
-    failed = int((jl.sample_distortions(pair, 8, count, draw=draw, generator=generator()) > eps).sum())
+    failed = int((distortions(pair, 8, count, draw=draw) > eps).sum())
     exact = jl.failure_bound(2, 24, 8, eps, draw=draw)
     assert 0.3 < exact < 0.7
-    assert stats.binomtest(failed, count, exact).pvalue > jl.FALSE_ALARM
+    assert stats.binomtest(failed, count, exact).pvalue > FALSE_ALARM
 
 
 def test_failure_of_many_pairs_is_bounded():
     """No more draws fail than the bound says, and with so many pairs not much fewer: more than a third of the bound."""
     cloud, eps, count = points(15, 48), 0.5, 400
-    failed = int((jl.sample_distortions(cloud, 26, count, generator=generator()) > eps).sum())
+    failed = int((distortions(cloud, 26, count) > eps).sum())
     bound = jl.failure_bound(15, 48, 26, eps)
     assert 0.2 < bound < 0.8
-    assert stats.binomtest(failed, count, bound, alternative="greater").pvalue > jl.FALSE_ALARM
-    assert stats.binomtest(failed, count, bound / 3, alternative="greater").pvalue < jl.FALSE_ALARM
+    assert stats.binomtest(failed, count, bound, alternative="greater").pvalue > FALSE_ALARM
+    assert stats.binomtest(failed, count, bound / 3, alternative="greater").pvalue < FALSE_ALARM
 
 
 def test_least_dimension():
@@ -131,9 +126,9 @@ def test_square_is_exact(draw):
     """All distances are kept to rounding: entries of W^T W are off by 4 d eps at most, twice a sum of d by 8 d^2
     eps."""
     d = 32
-    worst = jl.sample_distortions(points(40, d), d, 3, draw=draw, generator=generator())
+    worst = distortions(points(40, d), d, 3, draw=draw)
     assert worst.max() < 8 * d**2 * torch.finfo(torch.float64).eps
-    assert jl.sample_distortions(points(40, d), d, 1, draw="gaussian", generator=generator()).item() > 0.5
+    assert distortions(points(40, d), d, 1, draw="gaussian").item() > 0.5
 
 
 @pytest.mark.parametrize("draw", ["haar", "gaussian"])

@@ -37,14 +37,6 @@ def test_growth_in_the_plane_by_hand():
     assert transitions.growth(2.0, 5) == transitions.growth(0.0, 5) == (0, 0)
 
 
-@pytest.mark.parametrize("c", FACTORS)
-def test_mean_square_is_the_mean_of_squares(c):
-    """One step, whose square is bounded, so that its mean over 2,000 draws is near normal."""
-    samples = transitions.sample_growth(c, 6, 1, 2000, generator=generator())
-    assert abs(estimate((2 * samples).exp()).deviation(transitions.mean_square(c, 6, 1))) < SIGMAS
-    assert transitions.mean_square(c, 6, 7) == pytest.approx(transitions.mean_square(c, 6, 1) ** 7)
-
-
 @pytest.mark.parametrize(("beta", "length"), [(0.5, 1), (1, 1), (2, 1), (2.1, 1), (1, 1.5)])
 def test_no_product_is_above_the_bound_and_one_key_attains_it(beta, length):
     c, steps = beta * length**2, 40
