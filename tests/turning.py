@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-import paper.claims
+import paper.claims.shared
 from paper.claims import Entry, Verdict, ledger
 from paper.claims.gathered import ROOT, verdicts
 
