@@ -16,8 +16,9 @@ N, K = 4096, 64  # tokens, and the width of a head
 def costs(recurrences: Mapping[str, str], records: Iterable[Record]) -> Shown:
     """A table of memories and their recurrences (mechanism -> LaTeX).
 
-    Thousands of FLOPs of matrix products are for one causal head, forward, per token. The time is that of eight heads
-    on the CPU, forward and backward. The first row is softmax attention, in its fused form.
+    FLOPs of matrix products, in thousands, are for one causal head, forward, per token, and for one more token; the
+    state's numbers are in thousands, too. The time is that of eight heads on the CPU, forward and backward. The first
+    row is softmax attention, in its fused form.
     """
     times: dict[str, float] = {}
     for row in rows(records):
@@ -27,6 +28,6 @@ def costs(recurrences: Mapping[str, str], records: Iterable[Record]) -> Shown:
     for name, recurrence in [("softmax", ""), *recurrences.items()]:
         cost = MECHANISMS[name].cost(1, N, 1, K, K, causal=True)
         took = times.get(f"{'sdpa' if name == 'softmax' else name} causal")
-        figures = f"{cost.forward / N / 1e3:,.0f}", f"{cost.decode / 1e3:,.0f}", f"{cost.state_bytes // 4:,}"
+        figures = f"{cost.forward / N / 1e3:,.0f}", f"{cost.decode / 1e3:,.0f}", f"{cost.state_bytes / 4e3:,.1f}"
         cells.append((f"`{name}`", recurrence and f"${recurrence}$", *figures, took and f"{took:,.0f}"))
-    return table(cells, ("memory", "$S_t$", "kFLOPs", "one more", "state", "ms"))
+    return table(cells, ("memory", "$S$ becomes", "kFLOPs", "one more", "state", "ms"))
