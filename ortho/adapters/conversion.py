@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ortho.adapters.finding import AttentionLayer, attention_layers, owned
-from ortho.adapters.layouts import READING, Layout
+from ortho.adapters.layouts import Layout
+from ortho.adapters.probe import Prober
 from ortho.adapters.rows import MARK, StopOperands, StopRows, thaw
 from ortho.checks import describe, expect, one_of
 from ortho.layers.frozen_qk import FrozenQKAttention
@@ -31,6 +32,7 @@ def freeze_qk(
     generator: torch.Generator | None = None,
     layout: Layout | Sequence[Layout] = (),
     strict: bool = True,
+    inputs: Any = None,
 ) -> ModelT:
     r"""Freeze W_Q and W_K of the attention layers of any model, in place; returns the model.
 
@@ -42,7 +44,9 @@ def freeze_qk(
 
     Known layers are `ortho.MultiheadAttention`, `torch.nn.MultiheadAttention`, also in `nn.TransformerEncoderLayer`,
     and layers made of linear layers with the names in `ortho.adapters.LAYOUTS`, as in Hugging Face's models. `layout`
-    describes others (`ortho.adapters.Layout`). What a layer adds to the outputs of these linear layers stays trained.
+    describes others (`ortho.adapters.Layout`). Layers of others are tried out: a copy with random weights has to
+    compute its scores from these queries and keys alone, head by head. It is called as in a call of the model with
+    made-up tokens or images, or with `inputs`, a sequence or mapping of the model's arguments.
 
     A frozen weight is a parameter that does not require a gradient. A fused matrix becomes a frozen and a trained
     parameter (`torch.nn.utils.parametrize`): make the optimiser afterwards. A second call draws again, or changes
@@ -50,20 +54,25 @@ def freeze_qk(
     loaded.
 
     Raises TypeError or ValueError, naming the argument and the layer, for a model without such layers; for a layer that
-    looks like attention and is unknown, unless `strict=False` or `layers` leave it as it is; for weights that something
-    else shares; for `stop_gradient` in a layer that reads the weights of its linear layers itself; and for an unknown
-    draw. The model is then unchanged.
+    looks like attention and is unknown, or computes something else, unless `strict=False` or `layers` leave it as it
+    is; for weights that something else shares; and for an unknown draw. The model is then unchanged.
     """
     make = None if draw is None else partial(DRAWS[one_of("draw", draw, DRAWS)], generator=generator)
     found = attention_layers(model, strict=strict and layers is None, layout=layout)
     chosen = found if layers is None else _chosen(layers, found)
+    prober, plans = Prober(model, chosen, inputs), []
     for layer in chosen:
         if layer.of_ortho:
             by_matrices(layer.module.projection)  # refuses custom ones
-        reads = stop_gradient and type(layer.module).__name__ in READING
-        expect(not reads, "stop_gradient", f"False for {layer.name}, which reads its linear layers' weights", True)
-    owned(model, chosen)
-    for layer in chosen:
+        if (problem := prober.problem(layer, stop_gradient)) is None:
+            plans.append(layer)
+        elif strict:
+            raise ValueError(
+                f"model: expected of {layer.name or 'the model'} {problem}, got {type(layer.module).__name__}: "
+                "`strict=False`, or `layers=`, leaves such layers as they are"
+            )
+    owned(model, plans)
+    for layer in plans:
         (_freeze_projection if layer.of_ortho else _freeze)(layer, make, stop_gradient)
     return model
 

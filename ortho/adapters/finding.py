@@ -1,7 +1,8 @@
 """Find a model's attention layers, and the rows of weights that make their queries and keys.
 
 PyTorch's and this package's layers are recognised by class, those of other libraries by the names of their linear
-layers (`ortho.adapters.layouts`). A module that looks like attention but is not recognised is refused.
+layers (`ortho.adapters.layouts`); `ortho.adapters.probe` then shows by a call whether a layer is what it looks like. A
+module that looks like attention but is not recognised is refused.
 """
 
 import re
@@ -46,14 +47,14 @@ class AttentionLayer:
         """Whether it is this package's layer."""
         return isinstance(self.module, MultiheadAttention)
 
-    def _rows(self, source: Source, part: str) -> list[int]:
-        """The rows of all heads of queries, "q", or keys, "k", in a matrix."""
+    def rows(self, source: Source, part: str) -> list[list[int]]:
+        """The rows of each head of queries, "q", or keys, "k", in a matrix."""
         sizes = self.num_heads, self.num_kv_heads, self.head_dim
-        return [row for head in range(sizes["qk".index(part)]) for row in source.rows(part, head, sizes)]
+        return [list(source.rows(part, head, sizes)) for head in range(sizes["qk".index(part)])]
 
-    def parts(self) -> list[Part]:
-        """The tensors with rows of queries and keys."""
-        module = self.module
+    def parts(self, module: Any = None) -> list[Part]:
+        """The tensors with rows of queries and keys, in this layer's module or in a copy of it."""
+        module = self.module if module is None else module
         if self.of_ortho:
             return [Part(module.projection, name, 0, {}) for name, _ in module.projection.named_parameters()]
         if self.layout is None:
@@ -65,7 +66,11 @@ class AttentionLayer:
         found = []
         for name in self.layout.names():
             child, sources = getattr(module, name), {part: self.layout.source(part) for part in "qk"}
-            rows = {part: self._rows(of, part) for part, of in sources.items() if of.name == name}
+            rows = {
+                part: [row for head in self.rows(of, part) for row in head]
+                for part, of in sources.items()
+                if of.name == name
+            }
             found += [Part(child, "weight", axis_of(child) or 0, rows)]
             found += [Part(child, "bias", 0, rows)] if child.bias is not None else []
         own = {part: module._parameters.get(name) for part, name in _BIASES.items()}

@@ -48,12 +48,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two. Nothing checks the order of
-    a fused layer's outputs: with a wrong one, other rows are frozen.
+    """Where a layer's queries and keys come from: one linear layer, if `k` is None, or two.
 
     Sizes that are not given are read from the layer or its configuration. `classes` are the names of the classes that
-    have this layout, by default any. `beside` are the names of linear layers that make queries and keys of positions;
-    they stay as they are.
+    have this layout, by default any. `beside` are the names of linear layers that make queries and keys of positions,
+    in this order; they stay as they are.
     """
 
     q: Source
@@ -111,8 +110,6 @@ def _fused(name: str, *classes: str, by_head: bool = False) -> Layout:
 def _apart(q: str, k: str, **kwargs: Any) -> Layout:
     return Layout(Source(q, "q"), Source(k, "k"), **kwargs)
 
-
-READING = ("WavLMAttention",)  # classes that read the weights of their linear layers and never call these
 
 LAYOUTS = (  # the first that fits a layer is used
     _apart("q_proj", "k_proj"),  # Llama and its kin, OPT, BART, CLIP, ViT

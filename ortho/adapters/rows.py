@@ -74,9 +74,11 @@ class StopOperands:
 
 
 class LoadWhole:
-    """A hook before a state dict is loaded: takes the whole tensors of an unconverted layer."""
+    """A hook before a state dict is loaded: takes the whole tensors of an unconverted layer, or of earlier versions."""
 
     def __call__(self, module: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None:
+        for old in ("frozen", "in_proj_frozen"):  # which rows are frozen, as earlier versions stored it
+            state_dict.pop(prefix + old, None)
         for name, rows in frozen_rows(module).items():
             if prefix + name in state_dict:
                 parts = rows.right_inverse(state_dict.pop(prefix + name))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from adapted_models import MODELS, TOLERANCE, D, H, N, NamedAttention, OfTorch, encoder, make, operands
 from adapter_cases import same, state_of
-from adapter_models import Attention, OwnAttention
+from adapter_models import Attention, build, data, run, tf
 from gradients import trained
 from refusals import refuses
 from torch import nn
@@ -18,6 +18,7 @@ from ortho.adapters import FrozenRows, Layout, Source, attention_layers
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.projections import FrozenProjection, LearnedProjection
 
+needs_transformers = pytest.mark.skipif(tf is None, reason="transformers is not installed")
 close = torch.testing.assert_close
 
 
@@ -74,10 +75,10 @@ def test_layers():
     for layers, words in (([3], "got 3"), (["other*"], "got 'other"), ([], "at least one")):
         refuses(f"layers: expected .*{words}", freeze_qk, make("encoder"), layers=layers)
     refuses("layers: expected indices or names, got str", freeze_qk, make("encoder"), layers="0", error=TypeError)
-    mixed = nn.ModuleList([make("named"), OwnAttention()])
-    refuses("expected of 1 a known layout", freeze_qk, mixed)
-    for given in ({"layers": ["0"]}, {"strict": False}):
-        assert [len(trained(one)) for one in freeze_qk(copy.deepcopy(mixed), **given)] == [4, 6]
+    mixed = nn.ModuleList([make("named"), Convolved()])
+    refuses("expected of 1 scores", freeze_qk, mixed)
+    assert [len(trained(one)) for one in freeze_qk(mixed, layers=["0"])] == [4, 9]
+    assert [len(trained(one)) for one in freeze_qk(copy.deepcopy(mixed), strict=False)] == [4, 9]
 
 
 def test_copies_are_apart():
@@ -115,11 +116,13 @@ def test_an_optimiser_that_was_made_before():
 
 
 def test_state_dicts():
-    """That of a plain model loads into a converted one; its own loads strictly."""
+    """Those of a plain model, and of earlier versions, load into a converted one; its own load strictly."""
     for name in ("torch", "named"):
         plain, model = make(name), freeze_qk(make(name, seed=3))
         model.load_state_dict(plain.state_dict())
         close(model(*operands(model)), plain(*operands(model)), **TOLERANCE)
+        old = plain.state_dict() | {"layer.in_proj_frozen" if name == "torch" else "q_proj.frozen": torch.zeros(1)}
+        model.load_state_dict(old)
         other = freeze_qk(make(name, seed=4))
         other.load_state_dict(model.state_dict())
         close(other(*operands(model)), plain(*operands(model)), **TOLERANCE)
@@ -237,18 +240,95 @@ def test_replicas(name):
         close(replica(*operands(model)), model(*operands(model)), **TOLERANCE)
 
 
+class Convolved(NamedAttention):
+    """Another weight takes part in the queries."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        own = self.q_proj.forward
+        self.q_proj.forward = lambda y: own(y) + self.more(y)
+        try:
+            return super().forward(x)
+        finally:
+            del self.q_proj.forward
+
+
+class LowRank(NamedAttention):
+    """A trained low-rank part, 0 at first, is added to the keys, by parameters of the layer's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(2, D)), nn.Parameter(torch.zeros(D // 2, 2))
+
+    def forward(self, x):
+        q, v = (linear(x, one.weight, one.bias).unflatten(-1, (-1, D // H)) for one in (self.q_proj, self.v_proj))
+        k = (linear(x, self.k_proj.weight, self.k_proj.bias) + x @ self.down.T @ self.up.T).unflatten(-1, (-1, D // H))
+        k, v = (y.repeat_interleave(2, 2) for y in (k, v))
+        return scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+
+
+class Normed(NamedAttention):
+    """A norm over all heads together."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(D)
+
+    def forward(self, x):
+        own = self.q_proj.forward
+        self.q_proj.forward = lambda y: self.norm(own(y))
+        try:
+            return super().forward(x)
+        finally:
+            del self.q_proj.forward
+
+
 def side_by_side(self, x):
     q, k, v = self.qkv(x).unflatten(-1, (self.num_heads, 3, self.head_dim)).unbind(-2)
     o = scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
     return self.proj(o.transpose(1, 2).flatten(2))
 
 
+class WithoutCalls(NamedAttention):
+    """A layer that reads the weights of its linear layers itself."""
+
+    def forward(self, x):
+        q, k, v = (
+            linear(x, one.weight, one.bias).unflatten(-1, (-1, D // H)).transpose(1, 2)
+            for one in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return scaled_dot_product_attention(q, *(y.repeat_interleave(2, 1) for y in (k, v)))
+
+
 def of_timm(forward):
     return type("Attention", (Attention,), {"forward": forward})()
 
 
+FALSE = {
+    "other weights": Convolved,
+    "low rank": LowRank,
+    "norm over all heads": Normed,
+    "side by side": lambda: of_timm(side_by_side),
+}
+
+
+@pytest.mark.parametrize("case", FALSE)
+def test_what_only_looks_known_is_refused(case):
+    """Scores are not products of the named queries and keys alone, head by head: a call shows it."""
+    model = nn.ModuleList([make("torch"), FALSE[case]()])
+    before = state_of(model)
+    refuses("expected of 1 scores that are products of the queries and keys of .* alone", freeze_qk, model)
+    assert same(state_of(model), before)
+    assert len(fused(freeze_qk(model, strict=False))) == 2  # the weight and the bias of torch's layer
+
+
 def test_a_layout_of_ones_own():
-    right = Layout(Source("qkv", "qkv", by_head=True), num_heads=4)
+    """A layout that is given is tried out like those of the table."""
+    wrong, right = (Layout(Source("qkv", "qkv", by_head=flag), num_heads=4) for flag in (False, True))
+    refuses("expected of the model scores", freeze_qk, of_timm(side_by_side), layout=wrong)
     model = of_timm(side_by_side)
     x = torch.randn(2, N, 24)
     want = model(x)
@@ -256,6 +336,14 @@ def test_a_layout_of_ones_own():
     (rows,) = {one.runs for one in fused(model)}
     assert rows == ((12, True), (6, False)) * 4
     assert type(unfreeze_qk(model).qkv) is nn.Linear
+
+
+def test_stopped_gradients_hold_or_are_refused():
+    model = WithoutCalls().double()
+    refuses("calls of q_proj, k_proj .it reads their weights itself.", freeze_qk, model, stop_gradient=True)
+    (x,) = operands(model)
+    want = model(x)
+    close(freeze_qk(model, draw=None)(x), want, **TOLERANCE)
 
 
 CHANGED = {
@@ -317,12 +405,15 @@ ERRORS = {
     "nothing": (lambda: nn.Linear(3, 3), {}, "got Linear with none"),
     "tied": (tied, {}, "of its own in 0"),
     "draw": (encoder, {"draw": "uniform"}, "draw: expected one of"),
+    "inputs": (lambda: build("qwen2-vl"), {}, "visual.blocks.0.attn a call that shows what it computes .`inputs=`"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_change_nothing(case):
     make_model, kwargs, match = ERRORS[case]
+    if case == "inputs" and tf is None:
+        pytest.skip("transformers is not installed")
     model = make_model()
     before = state_of(model)
     refuses(match, freeze_qk, model, **kwargs)
@@ -343,3 +434,18 @@ def test_own_projections_are_refused():
 @pytest.mark.bad_input
 def test_wrong_types():
     refuses("layers: expected indices or names, got bool", freeze_qk, encoder(), error=TypeError, layers=[True])
+
+
+@needs_transformers
+def test_the_model_is_only_read():
+    """Trying out layers leaves the random state, hooks, modes and caches of a model as they were."""
+    model = build("llama")
+    model.model.layers[0].eval()
+    modes, random = [m.training for m in model.modules()], torch.get_rng_state()
+    before = state_of(model)
+    want = run(model, data("llama"))
+    freeze_qk(model, draw=None)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(run(model, data("llama")), want)
+    assert same(state_of(unfreeze_qk(model)), before)

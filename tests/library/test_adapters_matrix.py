@@ -11,12 +11,15 @@ from adapter_models import MODELS, tf
 from extent import WHOLE
 
 UNKNOWN = "a known layout of queries and keys"
+ALONE = "scores that are products of the queries and keys of {} alone, head by head"
 REFUSED = {  # model -> words of the refusal, of all cases
     "longformer": "no projections of queries or keys beside",
+    "olmo2": ALONE.format("q_proj, k_proj"),  # norms over all heads
+    "convbert": ALONE.format("query, key"),  # a convolution reads queries, too
     **dict.fromkeys(("codegen", "gpt-bigcode", "known beside unknown", "own names"), UNKNOWN),
     "peft-wrapped llama": "without hooks, pruning, parametrizations, adapters or quantisation",
 }
-STOPS = {"wavlm": "which reads its linear layers' weights"}  # of stopped gradients alone
+STOPS = {"wavlm": "it reads their weights itself"}  # of stopped gradients alone
 OWN = [name for name in MODELS if name.startswith(("torch", "timm", "nn.", "own", "known"))]
 
 
