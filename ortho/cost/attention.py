@@ -1,58 +1,13 @@
-"""Costs of attention beyond the mechanisms' closed forms: by position, decoding with a cache, choosing pairs."""
+"""Costs of attention beyond the mechanisms' closed forms: decoding with a cache, choosing pairs."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ortho._cost import Cost
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, RingCache, new_cache
-from ortho.attention.positional.patterns import Gaussian
-from ortho.attention.positional.positional_attention import SEVEN, PositionalPattern, named
-from ortho.attention.recurrence import CHUNK
 from ortho.checks import one_of
 from ortho.projections import kv_heads
-
-# ---------------------------------------------------------------------------------------------------------- by position
-
-
-_WIDE = 8  # bytes of a float64 or int64
-
-
-def positional_attention(
-    B: Size,
-    N: Size,
-    V: Size,
-    patterns: Sequence[PositionalPattern | str] = SEVEN,
-    *,
-    causal: bool = False,
-) -> Cost:
-    """Cost of `ortho.attention.positional.positional_attention` on v (B, H, N, V), one pattern for each head, without
-    masks or words; v needs a gradient. Only Gaussian patterns take matrix products, in the fast form.
-
-    With symbols, N stands for more than one token, and a Gaussian's rows (a causal call has one more than tokens) fill
-    whole chunks.
-    """
-    found = named(patterns)
-    gaussians = [pattern for pattern in found if isinstance(pattern, Gaussian)]
-    sides = [side for each in gaussians for side in ([each] if causal else [each, each.mirrored()])]
-    forward = sum(_in_chunks(side.vectors, B, N + int(causal), V) for side in sides)
-    return Cost(
-        forward=forward,
-        backward=forward,
-        # A Gaussian's row of the previous token, and of the new one
-        decode=sum(4 * B * V * (2 + each.vectors) for each in gaussians),
-        state_bytes=_WIDE * B * (V * sum(1 + pattern.vectors for pattern in found) + 3),
-    )
-
-
-def _in_chunks(R: int, B: Size, P: Size, V: Size) -> Size:
-    """FLOPs of a Gaussian's products with R vectors, over P places."""
-    width = min(P, max(CHUNK, R)) if isinstance(P, int) else max(CHUNK, R)
-    number = -(-P // width) if isinstance(P, int) else P / width
-    return 2 * B * V * number * width * (width + R)
-
 
 # -------------------------------------------------------------------------------------------------------------- decoded
 

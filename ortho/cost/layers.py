@@ -10,10 +10,9 @@ from typing import Any
 from ortho._cost import Cost, head_width, linear_map
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
-from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import PositionalPattern, named
 from ortho.checks import expect, one_of
-from ortho.cost.attention import positional_attention, shared_heads
+from ortho.cost.attention import shared_heads
 from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
 from ortho.gates import Gate
 from ortho.layers.hybrid import split
@@ -212,21 +211,20 @@ def positional_heads(
     *,
     patterns: Sequence[PositionalPattern | str] | None = None,
     head_dim: Size = None,
-    causal: bool = False,
-    empty: str = "zero",
+    causal: bool = False,  # noqa: ARG001
     input_grad: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """Cost of `PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number.
+    """Cost of `PositionalHeads(d, H)` in its fast form on x (B, N, d), without masks or words; H is a number. The heads
+    take no matrix products.
 
-    Symbols stand for more than one token. Raises TypeError or ValueError as the layer does.
+    Raises TypeError or ValueError as the layer does.
     """
-    one_of("empty", empty, EMPTY)
     K = head_width(d, H, head_dim)
     found = shared_out(H) if patterns is None else named(patterns)
     expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
-    attention = positional_attention(B, N, K, found, causal=causal)
-    return around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + attention
+    state = Cost(state_bytes=8 * B * (K * sum(1 + pattern.vectors for pattern in found) + 3))  # float64 and int64
+    return around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + state
 
 
 # The closed form of each of `ortho.layers.hybrid.HEADS`.

@@ -9,7 +9,6 @@ import torch
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.cache import Cache, StateCache
-from ortho.attention.positional.patterns import EMPTY
 from ortho.attention.positional.positional_attention import (
     PositionalPattern,
     named,
@@ -28,8 +27,7 @@ class PositionalHeads(Heads):
     """Attention whose heads have fixed patterns of positions, and neither queries nor keys.
 
     `patterns` has a pattern, or its name in `PATTERNS`, for each head; by default the heads are divided among
-    `DEFAULT`. Neighbouring heads with equal patterns are computed together. `empty` says what a row without any weight
-    returns (`positional_attention`). `Heads` has W_V, W_O and `head_dim`.
+    `DEFAULT`. Neighbouring heads with equal patterns are computed together. `Heads` has W_V, W_O and `head_dim`.
 
     Seven such heads with the patterns `SEVEN` beside a learned one are the encoder's attention of Raganato, Scherrer &
     Tiedemann 2020 (arXiv:2002.10260): `HybridAttention` puts kinds of heads side by side.
@@ -46,7 +44,6 @@ class PositionalHeads(Heads):
         patterns: Sequence[PositionalPattern | str] | None = None,
         head_dim: int | None = None,
         form: str = "fast",
-        empty: str = "zero",
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -56,7 +53,7 @@ class PositionalHeads(Heads):
         checks.expect(
             len(self.patterns) == num_heads, "patterns", f"one for each of {num_heads} heads", len(self.patterns)
         )
-        self.form, self.empty = form, checks.one_of("empty", empty, EMPTY)
+        self.form = form
         self._make_maps(generator=generator, dtype=dtype, device=device)
 
     def forward(
@@ -101,11 +98,11 @@ class PositionalHeads(Heads):
 
     def _attend(self, v: Tensor, **kwargs: Any) -> Any:
         attend = positional_attention if self.form == "fast" else positional_attention_reference
-        return attend(v, self.patterns, empty=self.empty, **kwargs)
+        return attend(v, self.patterns, **kwargs)
 
     def extra_repr(self) -> str:
         names = ", ".join(pattern.name for pattern in self.patterns)
-        return f"d_model={self.d_model}, patterns=({names}), form={self.form!r}, empty={self.empty!r}"
+        return f"d_model={self.d_model}, patterns=({names}), form={self.form!r}"
 
 
 def shared_out(num_heads: int) -> tuple[PositionalPattern, ...]:

@@ -75,15 +75,13 @@ def pattern_fits(
 ) -> list[PatternFit]:
     """How near one head comes to each pattern, whose empty rows stand for even attention.
 
-    Arguments and errors as in `positionalness`; also ValueError for a pattern whose rows do not sum to 1. A pattern
-    with only empty rows, such as `next` in causal calls, has weight and share 0. If the head has even attention on all
-    inputs, the others have weight 0 and share 1.
+    Arguments and errors as in `positionalness`. A pattern with only empty rows, such as `next` in causal calls, has
+    weight and share 0. If the head has even attention on all inputs, the others have weight 0 and share 1.
     """
     centred = _centred(weights, is_causal)
     N = centred.shape[-1]
     fits = []
     for pattern in named(patterns):
-        expect(pattern.normalised, "patterns", "rows that sum to 1", pattern)
         matrix = pattern.weights(N, is_causal=is_causal).to(centred)
         direction = torch.where(matrix.sum(-1, keepdim=True) > 0, matrix - _even(N, is_causal, matrix.device), 0)
         square = float(direction.square().sum())

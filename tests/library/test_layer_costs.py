@@ -29,7 +29,7 @@ SPLITS = [
     {"selective-induction": 3, "learned": 1},
     *({"positional": fixed, projection: 4 - fixed} for projection in PROJECTIONS for fixed in (0, 1, 4)),
 ]
-FIXED = {"patterns": ("left", "end", "recent", "recent", "gaussian 0", "previous"), "head_dim": 5}
+FIXED = {"patterns": ("left", "end", "recent", "recent", "right", "previous"), "head_dim": 5}
 SHARED = [{}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "bias": True}, {"bias": True}, {"head_dim": 2}]
 DRAWN = [
     {}, {"tokens": 2}, {"tokens": 3}, {"head_dim": 2},
@@ -40,8 +40,7 @@ LAYERS = [
     *((FrozenQKAttention, stopped_layer, {"projection": p, "form": form, **kind})
       for p in ("stopped", "structured-stopped") for form in FORMS for kind in SHARED),
     *((HybridAttention, hybrid, {"heads": heads}) for heads in SPLITS),
-    *((PositionalHeads, positional_heads, {"empty": empty, **kind})
-      for empty in ("zero", "self") for kind in ({}, FIXED, {"head_dim": 7})),
+    *((PositionalHeads, positional_heads, kind) for kind in ({}, FIXED, {"head_dim": 7})),
     *((InductionHeads, induction_heads, {"form": form, **kind}) for form in FORMS for kind in DRAWN),
 ]  # fmt: skip
 EVERY = pytest.mark.parametrize(("layer", "declared", "kind"), LAYERS, ids=lambda x: getattr(x, "__name__", str(x)))

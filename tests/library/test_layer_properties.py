@@ -22,7 +22,6 @@ from ortho import (
     SynthesizerAttention,
     TransformerBlock,
 )
-from ortho.attention.positional.patterns import Gaussian
 from ortho.layers.short_convolution import short_convolution
 
 H, LONGEST = 4, 40
@@ -37,7 +36,7 @@ SPLITS = [
 ]
 # Whose queries and keys pass on no gradient.
 CONSTANT = {"stopped", "structured-stopped", "induction", "selective-induction"}
-PATTERNS = ("previous", "next", Gaussian("", 0.5, 2.0, True), "end")
+PATTERNS = ("previous", "next", "right", "end")
 
 
 def random_features(width, heads, *, generator, dtype, **kwargs):
@@ -51,7 +50,7 @@ LAYERS |= {
     "stopped, grouped": partial(FrozenQKAttention, projection="stopped", num_kv_heads=2, bias=True),
     "induction of three": partial(InductionHeads, tokens=3),
     "induction with a sink": partial(InductionHeads, tokens=2, key_dim=9, sink=0.75),
-    "patterns": partial(PositionalHeads, patterns=PATTERNS, empty="self"),
+    "patterns": partial(PositionalHeads, patterns=PATTERNS),
     "random features": random_features,
     "convolved": ConvolvedAttention,
     "convolved patterns": partial(ConvolvedAttention, of=PositionalHeads),

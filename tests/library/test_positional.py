@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refusals, refuses
 from seeded import draw
 
-from ortho.attention.positional.patterns import Gaussian, Recent, Shift
+from ortho.attention.positional.patterns import Recent, Shift
 from ortho.attention.positional.positional_attention import (
     PATTERNS,
     SEVEN,
@@ -22,18 +22,16 @@ from ortho.cost.counting import Allocations
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
 HEADS = (
     *PATTERNS.values(),
-    Gaussian("normalised", -1.5, 0.7, normalise=True),
-    Gaussian("wide", 3.0, 9.0, normalise=True),  # further than a chunk of 64 reaches
     Shift("third last", -3),
     Shift("third next", 3),
     Recent("pair", 2),
     Recent("coming", 3, ahead=True),
     Recent("alone", 1),
     # Equal neighbours, which the fast form computes as one wide head.
-    *[PATTERNS[name] for name in ("recent", "left", "end", "gaussian 0", "previous", "current") for _ in range(2)],
+    *[PATTERNS[name] for name in ("recent", "left", "end", "previous", "current") for _ in range(2)],
 )
-# Rows are means, or Gaussians' sums, of at most 100 float64 values of about 1, up to 5: about 1e2 roundings of 1.1e-16
-# each. The bound leaves a factor 20; a wrong weight would show at 1e-6.
+# Rows are means of at most 100 float64 values of about 1, up to 5: about 1e2 roundings of 1.1e-16 each. The bound
+# leaves a factor 20; a wrong weight would show at 1e-6.
 close = partial(torch.testing.assert_close, atol=2e-13, rtol=0)
 
 lengths = st.one_of(st.integers(1, 12), st.integers(60, 100))
@@ -61,16 +59,15 @@ masks = st.sampled_from(["all", "tokens", "heads", "none"])
 
 @pytest.mark.parametrize("words", [False, True], ids=["tokens", "words"])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@given(length=lengths, seed=seeds, mask=masks, empty=st.booleans())
+@given(length=lengths, seed=seeds, mask=masks)
 @examples
-def test_fast_equals_reference(causal, words, length, seed, mask, empty):
+def test_fast_equals_reference(causal, words, length, seed, mask):
     """Outputs and gradients."""
     v = draw(2, len(HEADS), length, 3, seed=seed).requires_grad_()
     kwargs = {
         "is_causal": causal,
         "attn_mask": drawn_mask(mask, 2, length, seed),
         "words": drawn_words(length, 2, seed) if words else None,
-        "empty": "self" if empty else "zero",
     }
     upstream = draw(2, len(HEADS), length, 3, seed=seed + 1)
     results = []
@@ -87,10 +84,9 @@ def test_the_matrix(form, causal):
     """If values are unit vectors, rows are the weights themselves, whatever the axes before the heads."""
     for lead in ((), (2,), (2, 3)):
         units = torch.eye(70, dtype=torch.float64).expand(*lead, len(HEADS), 70, 70)
-        for empty in ("zero", "self"):
-            o = FORMS[form](units, HEADS, is_causal=causal, empty=empty)
-            weights = torch.stack([p.weights(70, is_causal=causal, empty=empty) for p in HEADS])
-            close(o, weights.expand_as(o))
+        o = FORMS[form](units, HEADS, is_causal=causal)
+        weights = torch.stack([p.weights(70, is_causal=causal) for p in HEADS])
+        close(o, weights.expand_as(o))
 
 
 @both_forms
@@ -128,7 +124,7 @@ def test_cut_equals_whole(form, words, length, seed, masked, data):
     numbers = drawn_words(length, 2, seed) if words else None
     cuts = data.draw(st.lists(st.integers(1, length), max_size=3).map(lambda c: sorted({*c, length})))
     mask = drawn_mask("heads", 2, length, seed)
-    call = partial(FORMS[form], patterns=HEADS, is_causal=True, return_state=True, empty="self")
+    call = partial(FORMS[form], patterns=HEADS, is_causal=True, return_state=True)
     v.requires_grad_()
     whole, final = call(v, words=numbers, attn_mask=mask if masked else None)
     pieces, state = [], None
@@ -202,16 +198,15 @@ def test_words_by_hand(form):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", dict.fromkeys(HEADS), ids=lambda p: p.name)
 def test_no_matrix(pattern, causal):
-    """The largest tensor of a forward and backward step has at most 3 N V numbers in float64, or those of a Gaussian's
-    band if they are more. At N = 4096 and V = 2 that is less than a tenth of the bytes of an N x N matrix of bits."""
+    """The largest tensor of a forward and backward step has at most 3 N V numbers in float64. At N = 4096 and V = 2
+    that is less than a tenth of the bytes of an N x N matrix of bits."""
     n, width = 4096, 2
     v = draw(1, 1, n, width).requires_grad_()
     with Allocations() as memory:
         o = positional_attention(v, [pattern], is_causal=causal)
         torch.autograd.grad(o, v, torch.ones_like(o))
-    band = 8 * 3 * max(64, pattern.vectors, pattern.mirrored().vectors) ** 2 if isinstance(pattern, Gaussian) else 0
-    assert memory.largest <= max(8 * n * width * 3, band) < n * n / 8
-    assert memory.peak <= 8 * n * width * 12 + 3 * band
+    assert memory.largest <= 8 * n * width * 3 < n * n / 8
+    assert memory.peak <= 8 * n * width * 12
 
 
 def test_lower_precision():
@@ -240,7 +235,6 @@ BAD = [
     ({"v": V[0, 0]}, r"v: expected shape \(..., H, N, V\) without empty axes, got \(4, 3\)"),
     ({"patterns": ("previous", "nxt")}, "patterns: expected one of 'current'.*, got 'nxt'"),
     ({"patterns": SEVEN}, "patterns: expected one for each of 2 heads, got 7"),
-    ({"empty": "one"}, "empty: expected one of 'zero', 'self', got 'one'"),
     (
         {"attn_mask": torch.ones(4, 4, dtype=torch.bool)},
         r"attn_mask: expected a mask of keys, of shape \(..., 1, 4\), got \(4, 4\)",

@@ -10,7 +10,7 @@ from refusals import refusals
 from seeded import draw
 from torch.nn.functional import linear
 
-from ortho.attention.positional.patterns import Gaussian, Recent
+from ortho.attention.positional.patterns import Recent
 from ortho.attention.positional.positional_attention import SEVEN
 from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
@@ -19,7 +19,7 @@ close = partial(torch.testing.assert_close, atol=1e-12, rtol=0)
 SPLITS = [
     ("left",),
     ("previous", "next", "start"),
-    ("previous", "current", Gaussian("", 0.5, 2.0, True), "end"),
+    ("previous", "current", "right", "end"),
     ("recent", "recent", "left", "left", Recent("ahead", 3, ahead=True), "left"),
 ]
 
@@ -63,14 +63,12 @@ def test_equal_heads_with_masks_of_their_own():
     close(module(x, attn_mask=mask, is_causal=True), sum(parts))
 
 
-def test_the_empty_rows_policy():
+def test_empty_rows():
     module, x = layer(SEVEN[:4]), draw(1, 1, 12)  # one token: current is itself, and three have nothing
-    module_self = layer(SEVEN[:4], empty="self")
     v = linear(x, module.weight_v)
-    close(module_self(x), linear(v, module.weight_o))
     v[..., 3:] = 0
     close(module(x), linear(v, module.weight_o))
-    assert "patterns=(current, previous, next, left)" in repr(module) and "empty='self'" in repr(module_self)
+    assert "patterns=(current, previous, next, left)" in repr(module)
 
 
 def decoded(m, x, **kwargs):

@@ -2,17 +2,15 @@
 
 from fractions import Fraction
 from itertools import product
-from math import erfc, exp, pi, sqrt
 
 import pytest
 import torch
 from refusals import refusals
 
-from ortho.attention.positional.patterns import GAUSSIANS, REACH, RECENT, Gaussian, Recent, Shift
+from ortho.attention.positional.patterns import RECENT, Recent, Shift
 from ortho.attention.positional.positional_attention import PATTERNS, SEVEN, positional_attention
 
-NORMALISED = (Gaussian("normalised", -1.5, 0.7, True), Gaussian("far", 6.0, 0.8, True))
-# Weights are quotients of exact sums, or of sums of up to 40 exponentials: a few roundings each.
+# Weights are quotients of exact sums: a few roundings each.
 close = {"atol": 1e-14, "rtol": 1e-14}
 ULP = 2.0**-53  # the largest relative change of a float64 by rounding to nearest
 
@@ -44,8 +42,6 @@ def test_by_hand(pattern, causal):
     """To the last bit: sums of cubes are integers, and each weight is one quotient of two."""
     expected = matrix((CAUSAL if causal else BY_HAND)[pattern.name])
     assert torch.equal(pattern.weights(5, is_causal=causal), expected)
-    itself = expected + torch.diag((expected.sum(-1) == 0).double())
-    assert torch.equal(pattern.weights(5, is_causal=causal, empty="self"), itself)
 
 
 RECENT_BY_HAND = [
@@ -66,7 +62,7 @@ def test_the_last_tokens_by_hand(causal):
 
 
 def test_the_list():
-    assert list(PATTERNS) == [*BY_HAND, "gaussian -1", "gaussian 0", "gaussian +1", "recent"]
+    assert list(PATTERNS) == [*BY_HAND, "recent"]
     assert all(PATTERNS[name].name == name for name in PATTERNS)
 
 
@@ -82,45 +78,12 @@ EMPTY_ROWS = {  # of n tokens; other patterns have none
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 17])
 def test_rows_sum_to_one_or_are_empty(n, causal):
-    for pattern in (*SEVEN, *NORMALISED, Shift("third last", -3), RECENT, Recent("", 2, ahead=True)):
+    for pattern in (*SEVEN, Shift("third last", -3), RECENT, Recent("", 2, ahead=True)):
         is_empty = EMPTY_ROWS.get(pattern.name, lambda i, n, causal: False)
         empty = torch.tensor([is_empty(i, n, causal) for i in range(n)])
         weights = pattern.weights(n, is_causal=causal)
         torch.testing.assert_close(weights.sum(-1), (~empty).double(), **close)
         assert not weights[empty].any()
-        assert torch.equal(pattern.weights(n, is_causal=causal, empty="self"), weights + torch.diag(empty.double()))
-
-
-def test_gaussian_by_its_formula():
-    """The density, not divided by anything, also where the sequence or the past ends."""
-    pattern = Gaussian("", offset=-1.0, sigma=1.5)
-    for causal in (False, True):
-        w = pattern.weights(6, is_causal=causal)
-        for i in range(6):
-            for j in range(6):
-                density = exp(-((j - i + 1) ** 2) / (2 * 1.5**2)) / (1.5 * sqrt(2 * pi))
-                assert w[i, j] == pytest.approx(0 if causal and j > i else density, rel=1e-14)
-    divided = Gaussian("", -1.0, 1.5, normalise=True).weights(6, is_causal=True)
-    torch.testing.assert_close(divided, w / w.sum(-1, keepdim=True), **close)
-
-
-@pytest.mark.parametrize("pattern", [*GAUSSIANS, *NORMALISED, Gaussian("wide", 2.5, 12.0), Gaussian("", -40.0, 3.0)])
-def test_what_a_band_leaves_out(pattern):
-    """A band leaves out less than erfc(9 / sqrt 2) / 2 on one side of a row of raw weights, and less than a unit in the
-    last place of a row that is divided."""
-    assert erfc(REACH / sqrt(2)) / 2 < 1.2e-19 < ULP / 900
-    n = 3 * pattern.vectors + 60
-    raw = Gaussian("", pattern.offset, pattern.sigma)
-    i = torch.arange(n)
-    back, ahead = i[:, None] - i, i - i[:, None]
-    out = (back > raw.vectors) | (ahead > raw.mirrored().vectors)
-    left_out = (raw.weights(n) * out).sum(-1)
-    assert left_out.max() < 2.4e-19
-    if pattern.normalise:
-        assert (left_out / raw.weights(n).sum(-1)).max() < ULP
-    # One place less would show: the bound is not far from what is left out at whole offsets and sigma 1.
-    if pattern.sigma == 1:
-        assert (raw.weights(n) * (back > raw.vectors - 2)).sum(-1).max() > 1e-19
 
 
 def exact(pattern, i, n, values, causal):
@@ -168,13 +131,7 @@ def test_state_at_great_length(name):
 
 BAD = [
     (lambda: PATTERNS["left"].weights(0), "n: expected an integer of at least 1, got 0"),
-    (lambda: PATTERNS["left"].weights(2, empty="one"), "empty: expected one of 'zero', 'self', got 'one'"),
     (lambda: Recent("", 0), "width: expected an integer of at least 1, got 0"),
-    (lambda: Gaussian("", sigma=0.0), "sigma: expected a positive number, got 0.0"),
-    (
-        lambda: Gaussian("", -1.0, 0.1, normalise=True),
-        r"sigma: expected at least \|offset\| / 8 if rows are normalised, got 0.1",
-    ),
 ]
 
 

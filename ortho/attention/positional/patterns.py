@@ -9,26 +9,20 @@ The fast forms add a row's sum over the positions before its own (`behind`) and 
 adds the sum over the positions ahead: the sum `behind` of the mirrored pattern on the mirrored sequence. Positions are
 the last axis.
 
-The patterns are the seven of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), the mean of the last tokens, and
-the Gaussians of You, Sun & Iyyer 2020 (arXiv:2005.00742). The former paper puts its patterns into encoders, seven heads
-beside a learned one. It prints weights of tokens 0 to n - 1 that grow with the cube of the place, $(j + 1)^3$, and does
-not say what a row with nothing to attend to holds.
+The patterns are the seven of Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260), and the mean of the last tokens.
+The paper puts its patterns into encoders, seven heads beside a learned one. It prints weights of tokens 0 to n - 1 that
+grow with the cube of the place, $(j + 1)^3$, and does not say what a row with nothing to attend to holds: here zeros.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, exp, pi, sqrt
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import embedding, pad
 
 from ortho import checks
 from ortho._typing import Float, Tensor
-from ortho.attention.recurrence import CHUNK
-
-EMPTY = ("zero", "self")
 
 
 @dataclass(frozen=True)
@@ -51,11 +45,6 @@ class PositionalPattern(ABC):
         """The pattern with start and end of the sequence exchanged."""
 
     @property
-    def normalised(self) -> bool:
-        """Whether rows are divided by their sums."""
-        return True
-
-    @property
     @abstractmethod
     def vectors(self) -> int:
         """How many vectors a row needs from the positions before its own; 0 if it does not look there."""
@@ -67,14 +56,10 @@ class PositionalPattern(ABC):
 
     @abstractmethod
     def own(self, r: Tensor) -> Tensor | float:
-        """The weight of a row's own position, on the scale of the sum `behind` it."""
+        """The weight of a row's own position, on the scale of the sum `behind` it: a tensor, 0.0 or 1.0."""
 
     def total(self, r: Tensor, after: Tensor) -> Tensor | None:
-        """The divisors of the rows' sums, positive for empty rows too; None if rows are not divided."""
-        return None
-
-    def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
-        """Which rows have no weight at all; None if there are no such rows."""
+        """The divisors of the rows' sums, positive for empty rows too; None if no row needs one."""
         return None
 
     def whole(self, u: Tensor, r: Tensor, after: Tensor, mirror: Callable[[Tensor], Tensor]) -> Tensor:
@@ -87,23 +72,17 @@ class PositionalPattern(ABC):
             ahead = mirror(ahead)
         return added(u, behind, times(self.own(r), u), ahead)
 
-    def weights(self, n: int, *, is_causal: bool = False, empty: str = "zero") -> Float[Tensor, "n n"]:
-        """The definition: the n x n matrix of weights, float64. Rows sum to 1, except empty ones and those of Gaussians
-        that are not normalised.
+    def weights(self, n: int, *, is_causal: bool = False) -> Float[Tensor, "n n"]:
+        """The definition: the n x n matrix of weights, float64. Rows sum to 1; a row without any weight is zeros.
 
-        Empty rows are rows of zeros; with `empty="self"` their weight is on the token itself. Raises TypeError or
-        ValueError for n below 1 and for any other `empty`.
+        Raises TypeError or ValueError for n below 1.
         """
         checks.positive_int("n", n)
-        checks.one_of("empty", empty, EMPTY)
         i, j = torch.arange(n)[:, None], torch.arange(n)
         seen = i + 1 if is_causal else torch.full_like(i, n)
         w = (self.weight(i, j, seen) * (j < seen)).double()
-        if not self.normalised:
-            return w
         sums = w.sum(-1, keepdim=True)
-        w = w / sums.masked_fill(sums == 0, 1)
-        return w + torch.eye(n) * (sums == 0) if empty == "self" else w
+        return w / sums.masked_fill(sums == 0, 1)
 
 
 def windows(u: Tensor, before: Tensor) -> list[Tensor]:
@@ -119,9 +98,9 @@ def running(first: Tensor, steps: Tensor) -> Tensor:
 
 
 def times(weight: Tensor | float, x: Tensor) -> Tensor | None:
-    """weight * x, without multiplying if the weight is 1; None if it is 0."""
+    """weight * x; x itself if the weight is the float 1, None if it is 0."""
     if isinstance(weight, float):
-        return None if weight == 0 else x if weight == 1 else weight * x
+        return x if weight else None
     return weight * x
 
 
@@ -157,9 +136,6 @@ class Shift(PositionalPattern):
     def own(self, r: Tensor) -> float:
         return float(self.offset == 0)
 
-    def empty(self, r: Tensor, after: Tensor) -> Tensor | None:
-        return (r if self.offset < 0 else after) < abs(self.offset) if self.offset else None
-
 
 @dataclass(frozen=True)
 class Context(PositionalPattern):
@@ -188,9 +164,6 @@ class Context(PositionalPattern):
 
     def total(self, r: Tensor, after: Tensor) -> Tensor:
         return sum_of_cubes((r if self.left else after) - 1)
-
-    def empty(self, r: Tensor, after: Tensor) -> Tensor:
-        return (r if self.left else after) < 2
 
 
 @dataclass(frozen=True)
@@ -286,81 +259,6 @@ def exact(m: Tensor) -> Tensor:
     return m.double().round()
 
 
-# Standard deviations at which the weights are cut off. The weights further out on one side sum to less than the
-# integral, erfc(9 / sqrt 2) / 2 = 1.1e-19, a thousandth of what rounding a row's sum to float64 may change.
-REACH = 9
-FURTHEST = 8  # most standard deviations from a token to the centre if rows are divided by their sums
-
-
-@dataclass(frozen=True)
-class Gaussian(PositionalPattern):
-    r"""The density $e^{-(j - i - o)^2 / 2 \sigma^2} / (\sigma \sqrt{2 \pi})$ of a normal law about the token `offset`
-    places further on.
-
-    As published, rows are not divided by their sums: they lose the weight beyond the ends of the sequence and, in
-    causal calls, in the future. `normalise` divides them. The paper's encoder has heads with offsets -1 and 1, its
-    decoder with -1 and 0.
-
-    The fast form leaves out keys more than `REACH` sigma beyond the centre or the token, whichever is further out; up
-    to there it reads zeros where there are no keys. Raises ValueError for sigma not above 0; with `normalise` also for
-    a centre more than `FURTHEST` sigma from the token, since rows near an end would then be divided by almost 0.
-    """
-
-    offset: float | int = 0.0
-    sigma: float | int = 1.0
-    normalise: bool = False
-
-    def __post_init__(self) -> None:
-        checks.expect(self.sigma > 0, "sigma", "a positive number", self.sigma)
-        near = not self.normalise or abs(self.offset) <= FURTHEST * self.sigma
-        checks.expect(near, "sigma", f"at least |offset| / {FURTHEST} if rows are normalised", self.sigma)
-
-    @property
-    def normalised(self) -> bool:
-        return self.normalise
-
-    def weight(self, i: Any, j: Any, n: Any) -> Any:
-        places = torch.as_tensor(j - i, dtype=torch.float64)
-        return torch.exp(-(((places - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
-
-    def mirrored(self) -> "Gaussian":
-        return Gaussian(self.name, -self.offset, self.sigma, self.normalise)
-
-    @property
-    def vectors(self) -> int:
-        return ceil(REACH * self.sigma + max(0.0, -self.offset))
-
-    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
-        R, P = self.vectors, u.shape[-1]
-        width = min(P, max(CHUNK, R))
-        number = -(-P // width)
-        line = torch.cat([before.to(u.dtype), u], -1)
-        if number > 1:  # a chunk of rows reads its own places and R before them
-            blocks = pad(line, (0, (number + 1) * width - R - P)).unflatten(-1, (number + 1, width))
-            line = torch.cat([blocks[..., :-1, :], blocks[..., 1:, :R]], -1)  # (..., V, number, width + R)
-        sums = line @ self._band(width).to(u)
-        return (sums.flatten(-2)[..., :P] if number > 1 else sums), windows(u, before)
-
-    def _band(self, width: int) -> Tensor:
-        """(R + width, width): the weight that row q of a chunk gives to place s, q - s + R places before it."""
-        line = [0.0] * width + [self._density(-x) for x in range(1, self.vectors + 1)] + [0.0] * (width - 1)
-        return torch.tensor(line, dtype=torch.float64).unfold(0, width, 1).flip(0)
-
-    def _density(self, place: int) -> float:
-        return exp(-(((place - self.offset) / self.sigma) ** 2) / 2) / (self.sigma * sqrt(2 * pi))
-
-    def own(self, r: Tensor) -> float:
-        return self._density(0)
-
-    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
-        return self._density(0) + self._sums(r) + self.mirrored()._sums(after) if self.normalise else None
-
-    def _sums(self, count: Tensor) -> Tensor:
-        """The sum of the weights of the `count` positions before a row's own."""
-        taps = torch.tensor([0.0, *(self._density(-x) for x in range(1, self.vectors + 1))], dtype=torch.float64)
-        return embedding(count.clamp(0, self.vectors), taps.cumsum(0)[:, None].to(count.device))[..., 0]
-
-
 SEVEN = (
     Shift("current", 0),
     Shift("previous", -1),
@@ -371,5 +269,4 @@ SEVEN = (
     Border("start", end=False),
 )
 RECENT = Recent("recent", 8)
-GAUSSIANS = (Gaussian("gaussian -1", -1.0), Gaussian("gaussian 0"), Gaussian("gaussian +1", 1.0))
-PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, *GAUSSIANS, RECENT)}
+PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, RECENT)}

@@ -1,8 +1,8 @@
 r"""Attention by position: each head has a fixed pattern of weights, without queries and keys.
 
-Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260) and You, Sun & Iyyer 2020 (arXiv:2005.00742) multiply by N x N
-matrices; the fast form uses shifts, running sums and short bands, in time and memory linear in N. Sums of cubes reach
-2.5e19 at N = 1e5, so they are taken in float64, and each row is divided by its own sum.
+Raganato, Scherrer & Tiedemann 2020 (arXiv:2002.10260) multiply by N x N matrices; the fast form uses shifts and running
+sums, in time and memory linear in N. Sums of cubes reach 2.5e19 at N = 1e5, so they are taken in float64, and each row
+is divided by its own sum.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import no_autocast
-from ortho.attention.positional.patterns import EMPTY, PATTERNS, SEVEN, PositionalPattern, added, times
+from ortho.attention.positional.patterns import PATTERNS, SEVEN, PositionalPattern, added, times
 from ortho.attention.positional.places import NONE, Last, Places, places, word_starts
 
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
@@ -25,7 +25,6 @@ def positional_attention_reference(
     *,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
-    empty: str = "zero",
     words: Int[Tensor, "... N"] | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
@@ -34,8 +33,8 @@ def positional_attention_reference(
 
     `patterns` has a pattern for each head, or its name in `PATTERNS`. `attn_mask` is a mask of keys, True = there, that
     broadcasts to (..., H, 1, N). A token that is not there has a row of zeros and no position. The others stand at
-    their rank among those that are there, so padding, wherever it is, acts as if cut out. `empty` is what rows without
-    any weight hold: "zero" or "self", the token's own value.
+    their rank among those that are there, so padding, wherever it is, acts as if cut out. A row without any
+    weight is zeros.
 
     `words` (..., N) gives each token the number of its word, at least 0 and not falling. As in the paper's word
     variant, the sub-words of a word share its pattern: positions are those of words. A word's weight is divided evenly
@@ -47,7 +46,7 @@ def positional_attention_reference(
     TypeError or ValueError, naming the argument, for arguments that do not fit together, and for a state in a call that
     is not causal. The mask is one of the new tokens.
     """
-    there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
+    there = _operands(v, patterns, is_causal, attn_mask, words, initial_state, return_state)
     patterns = named(patterns)
     lead, (H, N, _) = v.shape[:-3], v.shape[-3:]
     h = 1 if there is None else there.shape[-2]
@@ -73,7 +72,7 @@ def positional_attention_reference(
     with no_autocast(v):
         for item in product(*map(range, (*lead, H))):
             at = position[*item[:-1], min(item[-1], h - 1)]
-            heads[item] = _matrix(patterns[item[-1]], at, N, is_causal, empty).to(v.device) @ values[item].double()
+            heads[item] = _matrix(patterns[item[-1]], at, N, is_causal).to(v.device) @ values[item].double()
     o = heads.to(v.dtype)
     return (o, (values, position, word)) if return_state else o
 
@@ -89,9 +88,7 @@ def _ranks(there: list[bool], words: list[int] | None, position: int, word: int)
     return torch.tensor(positions), word
 
 
-def _matrix(
-    pattern: PositionalPattern, position: Int[Tensor, "M"], N: int, is_causal: bool, empty: str
-) -> Float[Tensor, "N M"]:
+def _matrix(pattern: PositionalPattern, position: Int[Tensor, "M"], N: int, is_causal: bool) -> Float[Tensor, "N M"]:
     """The rows of the last N tokens. A position's weight is divided among those of its tokens that the row sees."""
     position = position.cpu()
     there = position != NONE
@@ -101,7 +98,7 @@ def _matrix(
     seen = seen.tril() if is_causal else seen
     same = position[:, None] == position
     sharing = (seen.double() @ same.double()).clamp(min=1)
-    weights = pattern.weights(int(position.max()) + 1, is_causal=is_causal, empty=empty)
+    weights = pattern.weights(int(position.max()) + 1, is_causal=is_causal)
     at = position.clamp(min=0)
     return (weights[at][:, at] * seen / sharing * there[:, None])[-N:]
 
@@ -112,22 +109,20 @@ def positional_attention(
     *,
     is_causal: bool = False,
     attn_mask: Bool[Tensor, "..."] | None = None,
-    empty: str = "zero",
     words: Int[Tensor, "... N"] | None = None,
     initial_state: State | None = None,
     return_state: bool = False,
 ) -> Float[Tensor, "*batch H N V"] | tuple[Float[Tensor, "*batch H N V"], State]:
     """`positional_attention_reference` without an N x N matrix, in time and memory O(N d) for given patterns.
 
-    A `Shift` takes O((N + |offset|) d). A `Gaussian`, which reaches R = `vectors` places, takes time O(N R d) and
-    memory O((N + R) d + R^2). Causal calls with words of up to L tokens take time O(N d log L).
+    A `Shift` takes O((N + |offset|) d). Causal calls with words of up to L tokens take time O(N d log L).
 
     Takes the same. The state is (values, sums, places), whose size does not depend on how many tokens came before:
     the mean of the last word so far (..., H, V) and the patterns' sums over what is before it, (..., V, vectors), both
     float64; and the word's position, its count of tokens and its number (..., h, 3).
     """
     checks.untraced("positional_attention")
-    there = _operands(v, patterns, is_causal, attn_mask, empty, words, initial_state, return_state)
+    there = _operands(v, patterns, is_causal, attn_mask, words, initial_state, return_state)
     patterns = named(patterns)
     lead, N = v.shape[:-3], v.shape[-2]
     sizes = [pattern.vectors for pattern in patterns]
@@ -147,13 +142,13 @@ def positional_attention(
                 mean = values[..., h : h + count, :].flatten(-2)
                 own_sums = sums[..., sum(sizes[:h]) : sum(sizes[: h + count])]
                 own_sums = own_sums.unflatten(-1, (count, pattern.vectors)).movedim(-2, -3).flatten(-3, -2)
-                o, mean, found = _causal(pattern, x, at, mean.to(x), own_sums.to(x), empty)
+                o, mean, found = _causal(pattern, x, at, mean.to(x), own_sums.to(x))
                 means.append(mean.double().unflatten(-1, (count, -1)))
                 if found:
                     vector = torch.stack(found, -1).double().unflatten(-2, (count, -1))  # (..., count, V, memory)
                     vectors.append(vector.movedim(-3, -2).flatten(-2))
             else:
-                o = _whole(pattern, x, at, empty)
+                o = _whole(pattern, x, at)
             heads.append(at.kept(o).to(v.dtype).unflatten(-2, (count, -1)))
         o = torch.cat(heads, -3).mT
     if not return_state:
@@ -174,18 +169,17 @@ def _runs(patterns: Sequence[PositionalPattern], apart: bool) -> list[tuple[int,
     return runs
 
 
-def _whole(pattern: PositionalPattern, x: Tensor, at: Places, empty: str) -> Tensor:
+def _whole(pattern: PositionalPattern, x: Tensor, at: Places) -> Tensor:
     """One head's rows (..., V, N), each of which sees all positions, from x (..., V, N)."""
     r = at.r
     after, u = at.after(r), at.pool(x, None)
     sums, total = pattern.whole(u, r, after, at.mirror), pattern.total(r, after)
     means = sums if total is None else sums / total.to(x.dtype)
-    rows = pattern.empty(r, after) if empty == "self" else None
-    return at.spread(means if rows is None else torch.where(rows, u, means))
+    return at.spread(means)
 
 
 def _causal(
-    pattern: PositionalPattern, x: Tensor, at: Places, mean: Tensor, sums: Tensor, empty: str
+    pattern: PositionalPattern, x: Tensor, at: Places, mean: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One head's rows (..., V, N), which see the positions up to their own, from x (..., V, N); and at the last token's
     position, its mean so far and the vectors for what lies before it, each (..., V)."""
@@ -199,8 +193,6 @@ def _causal(
         behind = None if behind is None else behind / total
     own = at.spread(own) if isinstance(own, Tensor) else own
     o = added(x, None if behind is None else at.spread(behind), times(own, x))
-    rows = pattern.empty(r, after) if empty == "self" else None
-    o = o if rows is None else torch.where(at.spread(rows), x, o)
     return o, at.at_last(u), [at.at_last(vector) for vector in vectors]
 
 
@@ -224,7 +216,6 @@ def _operands(
     patterns: Sequence[PositionalPattern | str],
     is_causal: bool,
     attn_mask: Tensor | None,
-    empty: str,
     words: Tensor | None,
     initial_state: State | None,
     return_state: bool,
@@ -234,7 +225,6 @@ def _operands(
         raise ValueError(f"v: expected shape (..., H, N, V) without empty axes, got {tuple(v.shape)}")
     H, N = v.shape[-3:-1]
     checks.expect(len(named(patterns)) == H, "patterns", f"one for each of {H} heads", len(patterns))
-    checks.one_of("empty", empty, EMPTY)
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         wanted = "none in a call that is not causal, which sees what follows"
         checks.expect(is_causal or not asked, name, wanted, "one")
