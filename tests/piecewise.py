@@ -9,7 +9,7 @@ from seeded import draw, generator
 from ortho import MECHANISMS
 from ortho.attention.linear.dense_features import FITS, DenseExponentialFeatures
 from ortho.attention.linear.linear_attention import kernel_mechanism
-from ortho.attention.recurrent.gla import ChannelDecay
+from ortho.attention.recurrent.channels import ChannelDecay
 
 K, V = 4, 3  # widths of keys and values
 SIZES = ("chunk", "tile", "block", "rows", "columns", "mini_batch_size")  # arguments that say how large a piece is

@@ -44,19 +44,3 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
             return backward(ctx, *gradients)
 
     return guarded
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    @once
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def differentiable_once(x: Tensor) -> Tensor:
-    """x, whose gradient refuses to be differentiated: for operations whose second derivative PyTorch gets wrong."""
-    return _Once.apply(x)

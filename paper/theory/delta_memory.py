@@ -36,7 +36,8 @@ import torch
 from scipy.special import ndtr
 
 from ortho._typing import Float, Int, Tensor
-from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.chunked_recurrence import in_chunks
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.checks import expect, one_of
 from ortho.theory.estimates import Estimate, estimate

@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid, softplus
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention, cost, to_standard
 from ortho.attention.position_bias.forgetting_transformer import ForgetGate
+from ortho.attention.recurrent.channels import ChannelDecay
 from ortho.attention.recurrent.delta import Decay
-from ortho.attention.recurrent.gla import ChannelDecay
 from ortho.attention.recurrent.ssd import Rate, StepSize
 from ortho.gates import ReflectingWriteStrength, WriteStrength
 

@@ -16,7 +16,8 @@ from seeded import draw
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS, recurrence
-from ortho.attention.recurrence import CHUNK, TILE
+from ortho.attention.chunked_recurrence import TILE
+from ortho.attention.recurrence import CHUNK
 from ortho.cost.counting import Allocations
 
 EVERY = pytest.mark.parametrize("name", PIECEWISE)

@@ -21,8 +21,9 @@ from recurrent_operands import (
 )
 from seeded import draw
 
-from ortho.attention import recurrence
-from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention import chunked_recurrence
+from ortho.attention.chunked_recurrence import in_chunks
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta import reorthogonalised
 from ortho.attention.recurrent.selective_scan import selective_scan, selective_scan_reference
 from ortho.attention.scores import TINY, unit
@@ -79,12 +80,12 @@ def test_formula(name, form, causal, scale):
     close(with_gradients(function, given, **kwargs, qk_l2norm=False), expected(lambda x: 1))
 
 
-@pytest.mark.parametrize("tile", [recurrence.TILE, 1])
+@pytest.mark.parametrize("tile", [chunked_recurrence.TILE, 1])
 @pytest.mark.parametrize(("erase", "strengths", "decays", "causal"), list(product((False, True), repeat=4)))
 def test_chunks(erase, strengths, decays, causal, tile, monkeypatch):
     """Outputs, the state and all gradients of chunks are those of the recurrence, with one key or two for a query, with
     lengths that do not fill a chunk, and with decays that leave nothing."""
-    monkeypatch.setattr(recurrence, "TILE", tile)
+    monkeypatch.setattr(chunked_recurrence, "TILE", tile)
     for steps, N in product((1, 2), (1, 7, 70)):
         k = unit(draw(2, 3, N * steps, 5, seed=1))
         beta = draw(2, 3, N * steps, seed=2).abs().clamp(max=2) if strengths else None

@@ -237,6 +237,3 @@ def tiles_by_label(labels: Int[Tensor, "G n"], count: int, size: int) -> Tiles:
         starts[:, :count],
         sizes[:, :count],
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------- cost

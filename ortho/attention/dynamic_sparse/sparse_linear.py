@@ -271,7 +271,7 @@ def _outside(
     return total + behind.index_select(1, (S - 1 - number - band.offsets[-1]).clamp(0, S))
 
 
-# ----------------------------------------------------------------------------------------------------- gate and cost
+# --------------------------------------------------------------------------------------------------------------- gate
 
 
 class LinearWeight(Gate):
@@ -285,9 +285,6 @@ class LinearWeight(Gate):
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N"]:
         return self._numbers(x) + self.bias[:, None]
-
-
-# Below, without the feature map: m is the number of features; `reach` is 1 if gradients reach q and k, else 0.
 
 
 MECHANISM = Mechanism(

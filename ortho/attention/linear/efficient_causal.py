@@ -9,11 +9,14 @@ feature this is a recurrence, namely gated linear attention (`gla`): token i wri
 running softmax, and keeps a share $a_i = e^{L_{i-1} - L_i} = 1 - p_i$ of the earlier state.
 """
 
+from typing import Any
+
 import torch
+from torch.autograd import Function
 
 from ortho import checks
 from ortho._typing import Float, State, Tensor
-from ortho.attention.backward import differentiable_once
+from ortho.attention.backward import once
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrent.channels import by_chunks
@@ -53,12 +56,25 @@ def causal_efficient_attention(call: Call, *, chunk: int | None = None) -> tuple
     k = k.double() if hidden is None else k.double().masked_fill(hidden, lowest)
     # In float64: a running sum in float32 drops what a late token adds, 1e-5 of it at 100,000 tokens, or rounds it.
     # Its second derivative would be NaN, as that of `logcumsumexp` is where the first is 0.
-    sums = torch.cat([before[..., None, :], differentiable_once(k)], -2).logcumsumexp(-2)  # (..., 1 + M, K)
+    sums = torch.cat([before[..., None, :], _Once.apply(k)], -2).logcumsumexp(-2)  # (..., 1 + M, K)
     keys = (k - sums[..., 1:, :]).exp().to(S.dtype)
     keys = keys if hidden is None else keys.masked_fill(hidden, 0)
     log_decay = (sums[..., :-1, :] - sums[..., 1:, :]).to(S.dtype)
     o, S = by_chunks(q.softmax(-1), keys, call.v, None, log_decay, S, is_causal=True, chunk=chunk, erase=False)
     return o, (S, sums[..., -1, :])
+
+
+class _Once(Function):
+    """x, whose gradient refuses to be differentiated: PyTorch gets the second derivative of `logcumsumexp` wrong."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    @once
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def _refuse_bidirectional(call: Call) -> None:

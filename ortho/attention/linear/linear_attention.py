@@ -18,9 +18,9 @@ from ortho import checks
 from ortho._typing import Bool, Float, State, Tensor
 from ortho.attention.backward import once
 from ortho.attention.call import Call, attention_function
+from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism, with_made
-from ortho.attention.recurrence import in_chunks
 from ortho.attention.scores import divisors
 
 ELU = EluPlusOne()

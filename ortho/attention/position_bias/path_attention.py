@@ -225,9 +225,6 @@ class Directions(Gate):
         return self._vectors(x)
 
 
-# Below, D is the width of the reflected vectors, bias says that content is added, and flags are 0 or 1.
-
-
 MECHANISM = Mechanism(
     name="path",
     family="position_bias",

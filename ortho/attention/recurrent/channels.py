@@ -1,14 +1,17 @@
-r"""The recurrence with a decay for each channel of the keys, by matrix products over chunks: without a division."""
+r"""The recurrence with a decay for each channel of the keys, by matrix products over chunks: without a division; and
+the gate that makes such decays."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
 
 from ortho import checks
+from ortho._typing import Float, Size
 from ortho.attention.recurrence import default_chunk, token_by_token
+from ortho.gates import LogSigmoidGate
 
 
 def by_chunks(
@@ -141,3 +144,22 @@ def in_chunks(
             answers.append(reader @ S + weight @ new)
         S = left.mT * S + key.mT @ new
     return answers, S
+
+
+class ChannelDecay(LogSigmoidGate):
+    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay per channel of the keys, through a
+    bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
+
+    rank: ClassVar[int | None] = 16
+    temperature: ClassVar[int] = 16
+
+    @classmethod
+    def rows(cls, d: Size, H: Size) -> Size:
+        return d
+
+    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
+        super()._make(generator, kind)
+        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.head_dim, **kind))
+
+    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
+        return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)

@@ -13,8 +13,9 @@ from torch.nn.functional import softplus
 
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
+from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.state import operands
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 

@@ -5,19 +5,13 @@ $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:25
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Outputs are $o_t = S_t^T q_t$.
 """
 
-from typing import Any, ClassVar
-
-import torch
-from torch import nn
-from torch.nn.functional import softplus
-
-from ortho._typing import Float, Size, State, Tensor
+from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.channels import by_chunks
+from ortho.attention.recurrent.channels import ChannelDecay, by_chunks
 from ortho.attention.recurrent.state import operands
-from ortho.gates import LogSigmoidGate, WriteStrength
+from ortho.gates import WriteStrength
 
 
 @attention_function(keeps="sums")
@@ -86,25 +80,6 @@ def kimi_delta_attention(
     x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True)
     o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=True)
     return o, (S,)
-
-
-class ChannelDecay(LogSigmoidGate):
-    r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay per channel of the keys, through a
-    bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
-
-    rank: ClassVar[int | None] = 16
-    temperature: ClassVar[int] = 16
-
-    @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        return d
-
-    def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
-        super()._make(generator, kind)
-        self.bias = nn.Parameter(torch.zeros(self.num_heads, 1, self.head_dim, **kind))
-
-    def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
-        return softplus(-(self._vectors(x).contiguous() + self.bias)) * (-1 / self.temperature)
 
 
 GLA = Mechanism(

@@ -8,8 +8,9 @@ several inputs (Lahoti et al. 2026, arXiv:2603.15569) also fades, and is read by
 
 from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
+from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta_product import LaterOperands, by_step
 from ortho.attention.recurrent.state import operands
 

@@ -21,8 +21,9 @@ from torch.nn.functional import softplus
 from ortho import checks
 from ortho._typing import Float, Size, State, Tensor
 from ortho.attention.call import Call, attention_function
+from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import in_chunks, token_by_token
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.state import operands
 from ortho.gates import Gate, rate_logarithms, step_biases
 

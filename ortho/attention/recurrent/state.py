@@ -1,6 +1,6 @@
-"""Shared by all states that are written to, erased from and read: their operands, and what they cost.
+"""The operands of all states that are written to, erased from and read.
 
-`ortho.attention.recurrence` has the recurrence itself, token by token and in chunks.
+`ortho.attention.recurrence` has the recurrence itself, token by token, `chunked_recurrence` in chunks.
 """
 
 import torch

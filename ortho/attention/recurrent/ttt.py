@@ -186,10 +186,6 @@ class StepSize(WriteStrength):
     maximum: ClassVar[float] = 1 / MINI_BATCH
 
 
-# Below: S has K V numbers, and a product with it 2 K V FLOPs. The first S is empty, and needs no gradient. A gradient's
-# sum over a broadcast axis of length 1 is left out. `later` are the tokens after the first mini-batch.
-
-
 def _mechanism(name: str, loss: TokenLoss, source: str) -> Mechanism:
     return Mechanism(
         name=name,

@@ -16,8 +16,7 @@ from ortho._typing import Float, State, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.channels import by_chunks
-from ortho.attention.recurrent.gla import ChannelDecay
+from ortho.attention.recurrent.channels import ChannelDecay, by_chunks
 from ortho.attention.recurrent.state import operands
 from ortho.gates import WriteStrength
 

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from ortho.attention.sparse.block_mask import BLOCK, TILE, BlockMask, Section, band, consecutive
 from ortho.attention.sparse.pattern import Pattern, pattern_mechanism
-from ortho.attention.sparse.window import Window
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,12 @@ class GlobalLocal(Pattern):
         if others.first < stop:  # global keys
             found.append(band(others, None, None, None, keys=(0, min(self.tokens, keys))))
         if later < stop and self.tokens < keys:
-            near, rule = section._replace(first=later), Window(self.width).allowed
-            between = (self.tokens, keys)
-            found.append(band(near, lambda i: i - reach, lambda i: i + reach, rule, keys=between))
+            near, between = section._replace(first=later), (self.tokens, keys)
+
+            def close(i: Tensor, j: Tensor) -> Tensor:
+                return (i - j).abs() < self.width
+
+            found.append(band(near, lambda i: i - reach, lambda i: i + reach, close, keys=between))
         return tuple(found)
 
 
