@@ -142,7 +142,6 @@ class EncoderDecoder(nn.Module):
         max_length: int | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
-        top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "B n"]:
         """The likeliest tokens, one after the other: (B, n), without `start`, with `stop`, which also fills the
@@ -154,8 +153,8 @@ class EncoderDecoder(nn.Module):
         Raises TypeError or ValueError like `forward`, and for a start or a stop outside the vocabulary or a missing or
         too large `max_length`.
         """
-        check_sampling(temperature, top_k, top_p)
-        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+        check_sampling(temperature, top_k)
+        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "generator": generator}
         for name, token in (("start", start), ("stop", stop)):
             check_token(name, token, self.vocab_size)
         most = self.max_length if max_length is None else max_length

@@ -18,19 +18,16 @@ def next_token(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B 1"]:
     """A token for each row of logits (B, vocab), drawn from their softmax at a temperature; at 0, the likeliest token.
 
     A logit of -inf forbids a token. `top_k` leaves the k likeliest tokens to choose from, and those that are as likely
-    as the last of them (Fan et al. 2018, arXiv:1805.04833). `top_p` then leaves the fewest of the likeliest tokens
-    whose chances are together p or more (Holtzman et al. 2020, arXiv:1904.09751). Both use the chances at that
-    temperature.
+    as the last of them (Fan et al. 2018, arXiv:1805.04833).
 
-    Raises TypeError or ValueError for a temperature below 0, a `top_k` below 1, and a `top_p` outside (0, 1].
+    Raises TypeError or ValueError for a temperature below 0, and for a `top_k` below 1.
     """
-    check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     # In float64, relative to the largest: otherwise a very low temperature would leave the range of the dtype.
@@ -38,12 +35,7 @@ def next_token(
     if top_k is not None:
         least = scaled.topk(min(top_k, scaled.shape[-1])).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, -inf)
-    chances = scaled.softmax(-1)
-    if top_p is not None:
-        ordered, tokens = chances.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered  # the chances of all likelier tokens
-        chances = chances.masked_fill((before >= top_p).gather(-1, tokens.argsort(-1)), 0)
-    return torch.multinomial(chances.float(), 1, generator=generator)
+    return torch.multinomial(scaled.softmax(-1).float(), 1, generator=generator)
 
 
 def continued(
@@ -66,9 +58,8 @@ def continued(
     return torch.cat(drawn, 1)
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise TypeError or ValueError for a temperature below 0, a `top_k` below 1, or a `top_p` outside (0, 1]."""
+def check_sampling(temperature: float, top_k: int | None) -> None:
+    """Raise TypeError or ValueError for a temperature below 0, or a `top_k` below 1."""
     if top_k is not None:
         positive_int("top_k", top_k)
     expect(temperature >= 0, "temperature", "a number of at least 0", temperature)
-    expect(top_p is None or 0 < top_p <= 1, "top_p", "a number in (0, 1]", top_p)

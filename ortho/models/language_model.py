@@ -129,28 +129,27 @@ class LanguageModel(nn.Module):
         *,
         temperature: float = 1.0,
         top_k: int | None = None,
-        top_p: float | None = None,
         stop: int | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "B N_and_more"]:
         """The tokens (B, N), and up to `count` more that the model draws one after the other.
 
-        `temperature`, `top_k` and `top_p` are those of `ortho.models.generation.next_token`; temperature 0 takes the
+        `temperature` and `top_k` are those of `ortho.models.generation.next_token`; temperature 0 takes the
         likeliest token. A row ends with the token `stop`, which also fills the places after it; drawing ends when all
         rows have. `key_padding_mask` (B, N) is True where a prompt is padded, on either side. Rows with equally many
         tokens are then continued together, the shortest first, from these tokens alone: the drawn tokens do not depend
         on the padding, and stand after column N in all rows.
 
-        Raises TypeError or ValueError for a wrong `count`, temperature, `top_k`, `top_p` or `stop`, for a row without a
+        Raises TypeError or ValueError for a wrong `count`, temperature, `top_k` or `stop`, for a row without a
         token, and if more than `max_length` tokens would be read (the last one drawn is not).
         """
-        check_sampling(temperature, top_k, top_p)
+        check_sampling(temperature, top_k)
         checks.positive_int("count", count)
         token_indices("tokens", tokens)
         if stop is not None:
             check_token("stop", stop, self.vocab_size)
-        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+        how: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "generator": generator}
         if key_padding_mask is None:
             return torch.cat([tokens, self._continued(tokens, count, stop, how)], 1)
         mask_of_tokens("key_padding_mask", key_padding_mask, "tokens", tokens.shape)

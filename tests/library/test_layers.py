@@ -197,7 +197,7 @@ def test_numbers_of_numpy():
         MultiheadAttention(16, 4, attention=attention, **options)(x, is_causal=True)
     HybridAttention(16, n(4), heads={"learned": n(1), "positional": n(3)})(x)
     model = LanguageModel(n(11), n(16), n(4), n(2), max_length=n(32), dropout=np.float32(0.1))
-    how = {"temperature": np.float32(0.7), "top_k": n(5), "top_p": np.float32(0.9), "stop": n(3)}
+    how = {"temperature": np.float32(0.7), "top_k": n(5), "stop": n(3)}
     model.generate(torch.zeros(1, 5, dtype=torch.long), n(4), **how)
     encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 3)
     freeze_qk(encoder, layers=np.argsort([3, 1, 2])[:2])  # the second and the third
