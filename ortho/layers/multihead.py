@@ -253,40 +253,6 @@ class MultiheadAttention(Heads):
         if self.dropout and self.training:
             raise ValueError(f"dropout: expected 0 in training beside {beside}, got {self.dropout}: call eval() first")
 
-    @classmethod
-    def from_torch(cls, layer: nn.MultiheadAttention, **kwargs: Any) -> "MultiheadAttention":
-        """A layer with the weights of PyTorch's own `nn.MultiheadAttention`, and by default with identical outputs.
-
-        `kwargs` are this class's arguments other than sizes and `bias`, which the layer decides: `projection` "frozen"
-        freezes the weights of queries and keys, and `attention` chooses another mechanism. Masks have the opposite
-        sense: here True is "may attend".
-
-        Raises TypeError for a layer of another class; and ValueError for one with `kdim`, `vdim`, `add_bias_kv` or
-        `add_zero_attn`, or without `batch_first`, and for a projection that is not defined by matrices.
-        """
-        if type(layer) is not nn.MultiheadAttention:
-            raise TypeError(f"layer: expected an nn.MultiheadAttention itself, got {type(layer).__name__}")
-        d, w = layer.embed_dim, layer.in_proj_weight
-        if layer.kdim != d or layer.vdim != d or layer.bias_k is not None or layer.add_zero_attn:
-            got = f"{layer.kdim}, {layer.vdim}, {layer.bias_k is not None} and {layer.add_zero_attn}"
-            wanted = f"kdim and vdim of embed_dim = {d}, no add_bias_kv and no add_zero_attn"
-            raise ValueError(f"layer: expected {wanted}, got {got}")
-        kind: dict[str, Any] = {"dtype": w.dtype, "device": w.device, "generator": torch.Generator(w.device)}
-        if not layer.batch_first:
-            how = "set layer.batch_first = True if it will be called with x (B, N, d), as this layer is"
-            raise ValueError(f"layer: expected one with batch_first, got False: {how}")
-        biased = layer.in_proj_bias is not None
-        made = cls(d, layer.num_heads, bias=biased, **{"dropout": layer.dropout, **kind, **kwargs})
-        parts = ("projection.{}_q", "projection.{}_k", "{}_v", "{}_o")
-        state = dict(zip(parts, (*w.chunk(3), layer.out_proj.weight), strict=True))
-        named = {part.format("weight"): value for part, value in state.items()}
-        if biased:
-            biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
-            named |= {part.format("bias"): value for part, value in zip(parts, biases, strict=True)}
-        if unknown_names := made.load_state_dict(named, strict=False).unexpected_keys:
-            raise ValueError(f"projection: expected one that has {', '.join(unknown_names)}, got {made.projection}")
-        return made.train(layer.training)
-
     def to_torch(self) -> nn.MultiheadAttention:
         """This layer as PyTorch's own `nn.MultiheadAttention` (batch first), with identical outputs.
 

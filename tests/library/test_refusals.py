@@ -99,10 +99,6 @@ def decoded(one, tokens=X, **kwargs):
     return one(tokens, is_causal=True, cache=one.new_cache(9), **kwargs)
 
 
-def of_torch(projection="learned", **kwargs):
-    return MultiheadAttention.from_torch(nn.MultiheadAttention(D, H, **kwargs), projection=projection)
-
-
 def after_half(heads):
     """A hybrid layer's cache after a call that failed in its second group."""
     one = hybrid(heads)
@@ -191,15 +187,6 @@ LAYERS = [
     (lambda: new_cache("sofmax", 4), "attention: expected one of .*, got 'sofmax'; did you mean 'softmax'"),
     (lambda: new_cache("softmax", 9).attend(X, X, X, beta=X), "gates: expected none for this .*, got beta", TypeError),
     # PyTorch's layer
-    (
-        lambda: MultiheadAttention.from_torch(nn.Linear(2, 2)),
-        "layer: expected an nn.MultiheadAttention itself",
-        TypeError,
-    ),
-    (lambda: of_torch(), "layer: expected one with batch_first, got False: set layer.batch_first = True"),
-    (lambda: of_torch(kdim=4), "layer: expected kdim and vdim of embed_dim = 8"),
-    (lambda: of_torch(add_bias_kv=True), "layer: expected kdim .* no add_bias_kv and no add_zero_attn"),
-    (lambda: of_torch("structured", bias=False, batch_first=True), "projection: expected one that has projection.wei"),
     (lambda: layer(num_kv_heads=1).to_torch(), "num_kv_heads: expected num_heads = 2, got 1"),
     (lambda: layer(attention="linear").to_torch(), "attention: expected 'softmax', got 'linear'"),
     # heads of several kinds
