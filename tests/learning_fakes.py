@@ -3,9 +3,9 @@ seed."""
 
 from math import log
 
-from paper.experiments.learning import images, language, synthetic, translating, translation_budgets
+from paper.experiments.learning import images, language, translation_budgets
 
-CPU, GPU = "cpu-abacus", "nvidia-h200"
+CPU = "cpu-abacus"
 SEEDS = language.SEEDS
 LEVEL = 0.1  # added by each seed: more than arms differ, so that only pairs of runs show a difference
 ALL = 900_000  # bytes of the whole made-up text
@@ -46,45 +46,6 @@ def digits(arm, share, *, seeds=images.SEEDS, device=CPU):
         )
         for seed in seeds
     ]
-
-
-def task(name, arm, successes):
-    """Ten runs of a synthetic task, of which the first `successes` learn it."""
-    return [
-        record(synthetic.case(name, arm, seed), {"any": {"correct_fraction": 1.0 if seed <= successes else 0.2}})
-        for seed in synthetic.SEEDS
-    ]
-
-
-def pairs(name, arm, number, score, *, gap=0.5, device=CPU):
-    """Runs of a translation, whose loss on the test is higher by `gap` nats than on the pairs seen in training."""
-    test = {"translation": "test", "transduction": "like training"}[name]
-    more = {"source_tokens": 10.0, "target_tokens": 10.0, "vocab_size": 100}
-    more |= {"seen": {"loss_nats": 2.0}, "parameters": len(arm)}
-    where = "cpu" if device == CPU else "cuda"
-    return [
-        record(
-            translating.case(name, arm, seed, 0.01, pairs=number, device=where),
-            {
-                test: {
-                    translating.METRICS[name]: score + LEVEL / 4 * (seed - 1),
-                    "loss_nats": 2.0 + gap,
-                    "correct_fraction": 0.5,
-                }
-            },
-            device,
-            **more,
-        )
-        for seed in SEEDS
-    ]
-
-
-def real(scores, number=1000, **kwargs):
-    return [run for arm, score in scores.items() for run in pairs("translation", arm, number, score, **kwargs)]
-
-
-def made_up(scores, number=500, **kwargs):
-    return [run for arm, score in scores.items() for run in pairs("transduction", arm, number, score, **kwargs)]
 
 
 def along_budgets(

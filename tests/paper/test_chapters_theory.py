@@ -1,112 +1,26 @@
 """What chapters read from `paper.theory` and `paper.memory`: closed forms against draws, loops and counts."""
 
 import math
+from math import sqrt
 
 import pytest
 import torch
-from scipy import stats
-from seeded import draw as normal
 from seeded import generator
-from torch import nn
 
-from ortho import MECHANISMS, MultiheadAttention, cost
+from ortho import MECHANISMS, MultiheadAttention
 from ortho.attention.linear.random_features import iid_features
-from ortho.attention.positional.positional_attention import PATTERNS, SEVEN
+from ortho.attention.positional.positional_attention import PATTERNS
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared
 from ortho.cost.big_o import H, N, d
-from ortho.orthogonal import DRAWS, haar
+from ortho.theory import transitions
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.elementwise import elementwise, formulas
-from paper.memory import formula, kept, layer_bytes
 from paper.theory import approximation as approx
-from paper.theory import delta_memory
-from paper.theory import scores as laws
+from paper.theory import delta_updates
 from paper.theory.approximation import FEATURES, attention_errors, drawn_errors
-from paper.theory.delta_memory import operands
-from paper.theory.drawn_data import sample_data
+from paper.theory.drawn_data import DATA, sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
-from paper.theory.robustness import errors, moved, pairs, replaced, retrieved, stream
-
-# --------------------------------------------------------------------------------------------------------------- recall
-
-
-def error_of(*args, **gates):
-    return delta_memory.expected_answer(*args, **gates).error
-
-
-@pytest.mark.parametrize("memory", ["linear", "delta"])
-@pytest.mark.parametrize(
-    ("K", "pairs", "beta", "decay"),
-    [(1, 3, 1.0, 1.0), (2, 5, 1.0, 1.0), (4, 12, 1.0, 1.0), (4, 12, 0.6, 1.0), (4, 6, 2.0, 1.0), (6, 14, 1.5, 0.9)],
-)
-def test_drawn_errors_have_the_expected_mean(memory, K, pairs, beta, decay):
-    """100 means in all, each beyond SIGMAS with probability 1e-5: a false alarm in 1 of 1,000 seeds."""
-    gates = {"beta": beta, "decay": decay}
-    found = delta_memory.sampled_errors(memory, K, pairs, draws=4000, generator=generator(), **gates)
-    for age, error in enumerate(found):
-        expected = error_of(memory, K, pairs, age, **gates)
-        if age == 0 and beta == 1 and memory == "delta":
-            assert expected == 0
-            assert error.value < 1e-28  # the square of rounding
-        else:
-            assert abs(error.deviation(expected)) < SIGMAS
-            assert error.standard_error < 0.1 * (1 + expected)
-
-
-# -------------------------------------------------------------------------------------------------------- narrow states
-
-
-STRENGTHS = ((0.0, 1.0), (0.0, 2.0), (2.0, 2.0))
-STEPS, WIDTH = 4096, 8
-
-
-@pytest.fixture(scope="module")
-def long_run():
-    """(operands, marks, exact memories), at a length that takes a second."""
-    x, at = operands(STEPS, WIDTH, STRENGTHS, generator=torch.Generator().manual_seed(0)), [64, 192, 512, 1472, STEPS]
-    return x, at, delta_memory.chunked(x, at, torch.float64)
-
-
-def test_expected_error_is_its_recursion():
-    """The recursion is e <- r e + u^2 s with s <- r s + 1, for strengths with r known by hand."""
-    for strengths, r in (((1.0, 1.0), 1 - 1 / WIDTH), ((0.0, 2.0), 1 - 2 / 3 / WIDTH), ((2.0, 2.0), 1.0)):
-        e = s = 0.0
-        for _ in range(50):
-            s = r * s + 1
-            e = r * e + delta_memory.rounding_error(8) ** 2 * s
-        assert delta_memory.expected_error(strengths, WIDTH, 50, 8) == pytest.approx((e / s) ** 0.5)
-    # Rounded once per chunk: the same number of roundings, with a chunk's decay between them.
-    assert delta_memory.expected_error((2.0, 2.0), WIDTH, 640, 8, every=64) == delta_memory.expected_error(
-        (2.0, 2.0), WIDTH, 10, 8
-    )
-
-
-def test_errors_are_as_derived(long_run):
-    """In bfloat16 only roundings of the memory matter: within a factor of 2, as chance moves errors by about 1/WIDTH.
-
-    float32's arithmetic rounds as finely as its state: within a factor of 2.5 for one step at a time. A chunk sums
-    products of many tokens, with alternating signs at beta = 2: less than 30 times the derived error.
-    """
-    x, at, exact = long_run
-    single, narrow = (
-        delta_memory.relative_errors(S, exact) for S in delta_memory.recurrent(x, at, tuple(delta_memory.STATES))
-    )
-    in_chunks = delta_memory.relative_errors(delta_memory.chunked(x, at, torch.bfloat16), exact)
-    single_chunks = delta_memory.relative_errors(delta_memory.chunked(x, at, torch.float32), exact)
-    for i, steps in enumerate(at):
-        for run_number, strengths in enumerate(STRENGTHS):
-            by_step, by_chunk = (
-                delta_memory.expected_error(strengths, WIDTH, steps, 8, every=every)
-                for every in (1, delta_memory.CHUNK)
-            )
-            assert 0.5 < narrow[i, run_number] / by_step < 2
-            assert 0.5 < in_chunks[i, run_number] / by_chunk < 2
-            by_step = delta_memory.expected_error(strengths, WIDTH, steps, 24)
-            assert 0.5 < single[i, run_number] / by_step < 2.5
-            assert 0.5 < single_chunks[i, run_number] / by_step < 30
-    assert narrow[-1, 0] < 2 * narrow[0, 0]  # errors decay
-    assert narrow[-1, 2] > 3 * narrow[0, 2]  # but not at beta = 2
-
+from paper.theory.robustness import errors, pairs, replaced, retrieved, stream
 
 # --------------------------------------------------------------------------------------------------- losses of memories
 
@@ -127,18 +41,6 @@ def test_errors_by_hand(loss):
         found.append(torch.linalg.matrix_norm(S - data.target) / torch.linalg.matrix_norm(data.target))
     torch.testing.assert_close(errors(loss, eta, data, after=(1, 7, 20)), torch.stack([found[i] for i in (0, 6, 19)]))
     torch.testing.assert_close(errors(loss, eta, data)[0], found[-1], **close)
-
-
-def test_the_move_of_one_outlier():
-    """The squared loss: the value's length. Huber: so much for each number beyond delta."""
-    sizes, eta, most = [0.1, 1.0, 1e3, 1e6], 0.5, 0.2 * 8**0.5
-    for loss, lengths in (
-        (Squared(), sizes),
-        (Huber(0.2), [0.1, most, most, most]),
-        # An empty memory predicts 0: the value and the zero vector share the weight equally.
-        (Contrastive(2.0), [size / 2 / 2 for size in sizes]),
-    ):
-        torch.testing.assert_close(moved(loss, eta, sizes), eta * torch.tensor(lengths, dtype=torch.float64), **close)
 
 
 def test_orthogonal_keys_hold_everything():
@@ -177,38 +79,42 @@ def test_errors_of_draws(kind):
     assert (float(found.max()) > 2) == (kind == "rff")
 
 
-# ----------------------------------------------------------------------------------------- scores of random projections
+@pytest.mark.parametrize("name", DATA)
+def test_scores_of_the_data(name):
+    """Scores have the standard deviation `spread` by design, over scales too. It is estimated from 60 draws of 40 x 40
+    scores, to about 60^-1/2 of its variation from draw to draw."""
+    g, spread = generator(1), 0.7
+    squares = []
+    for _ in range(60):
+        x, y = sample_data(name, 40, 16, spread, generator=g)
+        assert x.shape == y.shape == (40, 16) and x.dtype == F64
+        if name == "shifted":
+            assert float((x.mean(0) @ y.mean(0)).sqrt() / sqrt(spread * 4)) == pytest.approx(1, abs=0.5)
+            x, y = x - x.mean(0), y - y.mean(0)
+        squares.append((x @ y.mT).square().mean())
+    squares = torch.stack(squares) / (1 - 1 / 40 if name == "shifted" else 1) ** 2
+    error = float(squares.std()) / sqrt(60)
+    assert abs(float(squares.mean()) - spread**2) < SIGMAS * error
+    assert error < spread**2 / 20
 
 
-FALSE_ALARM = 1e-4  # chance that the right law fails one comparison
-LIMIT = stats.norm.isf(FALSE_ALARM / 2)  # standard errors
+# -------------------------------------------------------------------------------------------------------- gated deltas
 
 
-@pytest.mark.parametrize("draw", list(DRAWS))
-def test_moments(draw):
-    scores = laws.sample_scores(draw, 6, 3, 2000, generator=generator())
-    for order in (1, 2, 3, 4):
-        assert abs(laws.moment_deviation(scores, draw, 6, 3, order)) < LIMIT
-
-
-def test_closed_forms():
-    assert laws.score_moment("haar", 8, 2, 2) == laws.score_moment("gaussian", 8, 2, 2) == 2 / 64
-    assert laws.score_moment("gaussian", 8, 2, 4) == pytest.approx(
-        laws.score_moment("haar", 8, 2, 4) * (1 + 2 / 8) ** 2
-    )
-    # One head: W_Q W_K^T is itself Haar, and s is a coordinate of a uniform unit vector, of fourth moment 3/(d(d+2)).
-    assert laws.score_moment("haar", 8, 8, 4) == pytest.approx(3 / 8 / 10)
-
-
-def test_a_map_before_carries_the_scores():
-    g = generator()
-    q, k = (haar(12, 5, generator=g, dtype=torch.float64) for _ in "qk")
-    wanted_q, wanted_k = normal(2, 12, 5, seed=1)
-    P = laws.carrying(q, k, wanted_q, wanted_k)
-    x, y = normal(2, 12, seed=2)
-    expected = x @ wanted_q @ wanted_k.T @ y
-    torch.testing.assert_close((P @ x) @ q @ k.T @ (P @ y), expected, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(P.T @ q, wanted_q, rtol=0, atol=1e-12)
+def test_transition_of_the_input_form():
+    """Its eigenvalues are gamma and gamma - eta |k|^2, so that `contracts` is exact; `maps` implies it."""
+    k = 1.3 * transitions.unit_keys(1, 4, generator=generator())[0]
+    inside = 0
+    for gamma in torch.linspace(-1.2, 1.2, 13).tolist():
+        for eta in torch.linspace(-0.5, 2, 11).tolist():
+            gate = torch.tensor([gamma, eta]).double()
+            A = delta_updates.gated_step(torch.eye(4, dtype=k.dtype), k, k.new_zeros(4), *gate)
+            assert delta_updates.contracts(gamma, eta, 1.3) == (
+                torch.linalg.matrix_norm(A, 2) <= 1 + 10 * torch.finfo(torch.float64).eps
+            )
+            assert delta_updates.contracts(gamma, eta, 1.3) or not delta_updates.maps(gamma, eta, 1.3)
+            inside += delta_updates.contracts(gamma, eta, 1.3) and not delta_updates.maps(gamma, eta, 1.3)
+    assert inside > 0
 
 
 # --------------------------------------------------------------------------------------------- how positional heads are
@@ -229,15 +135,7 @@ def one_key_each(inputs, n, *, causal=False, seed=0):
 
 
 def fixed(pattern, inputs, n, causal):
-    return pattern.weights(n, is_causal=causal, empty="self").expand(inputs, n, n)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", SEVEN, ids=lambda p: p.name)
-def test_a_fixed_pattern(pattern, causal):
-    """Exactly 1, up to the rounding of sums of 400 squares."""
-    share, error = positionalness(fixed(pattern, 5, 20, causal), is_causal=causal)
-    assert share == pytest.approx(1, abs=1e-13) and error < 1e-12
+    return pattern.weights(n, is_causal=causal).expand(inputs, n, n)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -306,21 +204,6 @@ def test_the_weights_of_heads(causal):
 
 
 # ------------------------------------------------------------------------------------------ bytes and scalar operations
-
-
-def test_formulas_by_hand():
-    """A layer keeps x, q, k, v, the merged heads, and a number a row or all weights; frozen ones keep as much."""
-    for projection in ("learned", "frozen"):
-        assert formula(projection=projection) == 4 * (5 * N * d + H * N)
-        assert formula(projection=projection, form="reference") == 4 * (5 * N * d + H * N**2)
-    assert kept(lambda _, width, *__: nn.Sequential(nn.Linear(width, width), nn.Tanh()), N * d) == 2 * N * d
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_formulas_hold_at_larger_sizes(dtype):
-    x = torch.zeros(1, 200, 64, dtype=dtype, requires_grad=True)
-    found = cost.of(MultiheadAttention(64, 4, projection="stopped", dtype=dtype), x).saved_bytes
-    assert layer_bytes(200, 64, 4, projection="stopped", dtype=dtype) == found
 
 
 def test_scalar_operations_by_hand():

@@ -18,7 +18,7 @@ from paper.tasks.download import RemoteFile, fetch
 from paper.tasks.pairs import PAD, STOP, exact_matches, until_stop
 from paper.tasks.task import NONE
 from paper.tasks.transduction import Clause, Language, Phrase
-from paper.tasks.translation import Corpus, bleu, multi30k_corpus, translation
+from paper.tasks.translation import multi30k_corpus, translation
 
 # ---------------------------------------------------------------------------------------------- files by their checksum
 
@@ -304,21 +304,6 @@ def sacrebleu():
 
 
 TEXTS = ["Zwei Männer stehen am Herd.", "Two men are at the stove.", "Ein Mann am Herd – zwei Männer nicht!"] * 3
-
-
-def test_bleu(sacrebleu):
-    same = bleu(TEXTS, TEXTS)
-    assert same.score == pytest.approx(100) and f"tok:13a|smooth:exp|version:{sacrebleu.__version__}" in same.signature
-    # 5 of 6 words are right, and 4, 3 and 2 of the 5, 4 and 3 longer parts: BLEU is the geometric mean.
-    found = bleu(["a b c d e x"], ["a b c d e f"])
-    assert found.score == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
-    assert bleu(["A cat sat down here"], ["a cat sat down here"]).score < 80  # case counts
-
-
-@pytest.fixture
-def corpus():
-    pairs = [(f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in range(200)]
-    return Corpus(pairs[:180], pairs[180:190], pairs[190:])
 
 
 def test_lines_are_each_others(tmp_path):

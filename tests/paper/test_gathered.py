@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from paper.claims import LedgerError, judge, judge_each, ledger
+from paper.claims import LedgerError, judge, ledger
 from paper.claims.gathered import MIME, chapters, verdicts
 from paper.claims.ledger import judged_anew
-from paper.claims.rules import counted, growth, holds
+from paper.claims.rules import counted, holds
 from tools.notebooks import ROOT
 
 PARTS = {"one": holds("a property", 0, 1), "other": counted({"": 3}, {"": 4})}
@@ -24,25 +24,6 @@ def test_a_cell_shows_a_line_and_leaves_a_row():
     )
     assert row["records"] == ["bytes"] and [verdict for _, verdict, *_ in row["parts"]] == ["confirmed", "refuted"]
     assert json.loads(json.dumps(row)) == row
-    line = shown["text/markdown"]
-    assert "\n" not in line and 'ledger.html#ledger-S0.1.1a"' in line
-    assert "**Refuted** in one of two parts" in line and line.endswith("Severity: *constant*. Holds in 1 of 2 parts.")
-    assert shown["text/plain"] == f"S0.1.1a: {row['sentence']}"
-
-
-def test_a_table_has_a_row_for_each_claim():
-    shown = judge_each({"S0.1.1a": growth("N", "2*N"), "S0.1.1b": growth("N", "H*N")})._repr_mimebundle_()
-    assert [row["verdict"] for row in shown[MIME]] == ["confirmed", "corrected"]
-    head, _, first, second = shown["text/markdown"].splitlines()
-    assert head == "| claim | the source says | computed here | verdict |"
-    assert "$O(N)$ | $2 N$ | **confirmed**" in first and "**corrected, constant**" in second
-
-
-def test_a_table_in_words_says_the_claim_and_the_finding():
-    shown = judge_each({"S0.1.1a": PARTS, "S0.1.1b": PARTS}, in_words=True)._repr_mimebundle_()
-    head, _, first, _ = shown["text/markdown"].splitlines()
-    assert head == "| claim | the source says | found here |"
-    assert "O(3Nd²) = O(Nd²)" in first and "**Refuted** in one of two parts" in first and "1 of 2 parts. |" in first
 
 
 @pytest.mark.bad_input

@@ -1,10 +1,9 @@
 """Memory traffic of attention, compared with explicit loops."""
 
 import pytest
-from refusals import refusals
 
 from paper.theory import traffic as costs
-from paper.theory.traffic import Traffic, columns_first, materialised, rows_first
+from paper.theory.traffic import Traffic, columns_first, rows_first
 
 
 class Memory:
@@ -59,31 +58,3 @@ def test_closed_forms(N, d, M):
     assert rows_first(N, d, M) == by_rows(N, d, M)
     if 4 * d <= M:
         assert columns_first(N, d, M) == by_columns(N, d, M)
-
-
-def test_three_passes():
-    """Two matrices of N^2 numbers are each written once and read once; queries, keys, values and outputs move once."""
-    assert materialised(7, 3).total == 4 * 7 * 7 + 4 * 7 * 3
-
-
-@pytest.mark.parametrize(("traffic", "constant"), [(columns_first, 12), (rows_first, 4)])
-def test_leading_orders(traffic, constant):
-    """A constant times N^2 d^2 / M. Left out are two numbers a row beside d (.006 of it) and 2 d beside M (.0005)."""
-    N, d, M = 2**22, 256, 2**20
-    assert traffic(N, d, M).total == pytest.approx(constant * N * N * d * d / M, rel=0.01)
-
-
-def test_a_memory_for_all():
-    """If M is of the order of N d or more, everything is read once."""
-    N, d = 128, 8
-    assert rows_first(N, d, 3 * N * d) == Traffic(3 * N * d, N * (d + 1))
-
-
-@refusals(
-    [
-        (lambda: columns_first(4, 8, 31), "M: expected room for four rows of 8 numbers, got 31"),
-        (lambda: rows_first(4, 8, 34), "M: expected room for a query and a key of 8 numbers, at least 35, got 34"),
-    ],
-)
-def test_memories_that_are_too_small(refused):
-    refused()
