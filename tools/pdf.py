@@ -3,9 +3,9 @@
     python tools/pdf.py
 
 The pages in `_build/html` are joined in the order of `_toc.yml` into one document, styled by `tools/pdf.css`; the
-reference of the package is left out. In it each id carries the name of its page, so that equal ids do not collide, and
-links between pages lead to places in the document. Chromium, driven by Playwright, typesets and prints it. Folded code
-is left out; folded evidence is unfolded in the chapters and left out of the ledger.
+reference of the package, the guides and the page in Chinese are left out. In it each id carries the name of its page, so
+that equal ids do not collide, and links between pages lead to places in the document. Chromium, driven by Playwright,
+typesets and prints it. Folded code is left out; folded evidence is unfolded in the chapters and left out of the ledger.
 """
 
 import html
@@ -24,9 +24,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "_build" / "html"
 PDF = ROOT / "_build" / "book.pdf"
-# Parts to look up, not to read: the package's reference, and the pages on how the web pages are made.
-PARTS_NOT_PRINTED = ("The package",)
-PAGES_NOT_PRINTED = ("book/reproduce",)
+# Pages to work with at a computer, or of another language.
+PARTS_NOT_PRINTED = ("The package", "Guides")
+PAGES_NOT_PRINTED = ("book/reproduce", "book/zh")
 FOLDED_IN_PRINT = ("book/ledger",)  # each claim's evidence is unfolded in its chapter
 WIDTH = 658  # CSS pixels between the margins that tools/pdf.css leaves of A4
 
