@@ -12,10 +12,10 @@ Interval = tuple[Number, Number]
 
 # Units that are often confused with another: the unit that is meant, and how many of the named unit it is.
 SLIPS: dict[str, tuple[str, Fraction]] = {
-    "kB": ("KiB, not kB", Fraction(2**10, 10**3)),
-    "MB": ("MiB, not MB", Fraction(2**20, 10**6)),
-    "GB": ("GiB, not GB", Fraction(2**30, 10**9)),
-    "FLOPs": ("multiply-adds, not FLOPs", Fraction(2)),
+    "kB": ("in KiB, not kB", Fraction(2**10, 10**3)),
+    "MB": ("in MiB, not MB", Fraction(2**20, 10**6)),
+    "GB": ("in GiB, not GB", Fraction(2**30, 10**9)),
+    "FLOPs": ("in multiply-adds, not FLOPs", Fraction(2)),
 }
 
 _PRINTED = re.compile(r"(~?)(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?)")
@@ -234,7 +234,7 @@ def some(labels: Collection[str], most: int = _SHOWN) -> str:
     """Labels in a row, of many only the first `most`; separated by semicolons if one of them has a comma."""
     first = list(labels)[:most]
     mark = "; " if any(", " in label for label in first) else ", "
-    return mark.join(first) + (f" and {len(labels) - len(first)} more" if len(labels) > len(first) else "")
+    return mark.join(first) + (f" and {in_words(len(labels) - len(first))} more" if len(labels) > len(first) else "")
 
 
 def listing(texts: Mapping[str, str], first: Collection[str] = ()) -> str:

@@ -43,7 +43,7 @@ def growth(
         others = {symbol: [name for name in settings if name != symbol.name] for symbol in there}
         symbols = [symbol for symbol in there if compare(claimed, exact, (*held, *others[symbol]))[0]]
         left_out = f"leaves out {_terms(sorted(symbols, key=str))} in {_terms(missing)}"
-    too_high = f"nothing grows like {_terms(loose)}" if loose else ""
+    too_high = f"no term grows like {_terms(loose)}" if loose else ""
     why = "; ".join(filter(None, (left_out and f"the claim {left_out}", too_high)))
     clause = "; ".join(filter(None, (f"{said} {left_out or 'is not tight'}", too_high, exactly)))
     severity = Severity.CONSTANT if left_out else Severity.WORDING
@@ -67,10 +67,16 @@ def growth_where(
     said = next(iter(found.values())).source
     held = [label for label, finding in found.items() if finding.verdict != Verdict.REFUTED]
     severity = heaviest(finding.severity for finding in found.values())
-    what = f"{said} is {'an upper bound' if severity else 'the order'}"
+    what = f"{said} is the order"
     whole = by_setting(said, have, held, (), how=("holds", "not"), what=what, nowhere="nowhere an upper bound")
-    if severity is None or whole.verdict != Verdict.CONFIRMED:
+    if severity is None:
         return whole
+    if whole.verdict != Verdict.CONFIRMED:
+        label = next(label for label in exact if label not in held)
+        drops = f"drops {_terms(compare(claimed, exact[label], settings)[0])}, as at {label}"
+        where = f"holds in {figures.share(len(held), len(exact), 'settings')} ({figures.some(held)}); elsewhere it "
+        shown = figures.show(exact[label])
+        return replace(whole, clause=f"{said} {where if held else ''}{drops}, where the exact form is {shown}")
     label, worst = next((label, finding) for label, finding in found.items() if finding.severity == severity)
     return replace(worst, ours=whole.ours, clause=worst.clause + figures.bracketed(label))
 

@@ -44,7 +44,7 @@ def _in_short(parts: Parts, verdict: Verdict) -> tuple[str, str]:
     deciding = {label: finding for label, finding in parts.items() if finding.verdict == verdict}
     heavy = heaviest(finding.severity for finding in deciding.values())
     label, first = next((label, finding) for label, finding in deciding.items() if finding.severity == heavy)
-    named = label if len(deciding) == 1 else f"{label} and {in_words(len(deciding) - 1)} more"
+    named = label if len(deciding) == 1 else f"e.g. {label}"
     scope = f"in {share(len(deciding), len(parts), 'parts')} " if len(parts) > 1 else ""
     others = Counter(finding.verdict for finding in parts.values() if finding.verdict != verdict)
     rest = _of_others([(v, others[v]) for v in reversed(PRECEDENCE) if others[v]])

@@ -19,7 +19,8 @@ from paper.claims.verdicts import MEANINGS, RULES, Verdict
 
 _WIDTH = 100
 _SPECIAL = re.compile(r"([\\`*_\[\]<>$~^{}])")  # characters that are markup in Markdown
-_NUMBER = re.compile(r"([+\-]?\d[\d,]*(\.\d+)?( ?%)?)?")  # a number as a string, or an empty string
+# a number as a string, perhaps bold and with a unit, or an empty string
+_NUMBER = re.compile(r"((\*\*)?[+\-\u2212]?\d[\d,]*(\.\d+)?( ?(%|[kMG]i?B|[mµ]?s|h|min))?(\*\*)?)?")
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+\$")
 
 

@@ -66,7 +66,7 @@ def printed(source: Mapping[str, str], ours: Mapping[str, Number], *, unit: str 
     if how := figures.agreement(read, exact):
         agree = there + bracketed(worst)
         if len(read) > 1:
-            agree = f"{share(len(read), len(read), 'printed figures')} are those computed"
+            agree = f"{share(len(read), len(read), 'printed figures')} equal those computed here"
         clause = f"{agree}, {how.replace('rounded', 'rounded to').replace('off', 'off at')} the last printed digit"
         return Finding(Verdict.CONFIRMED, said, f"{have} ({how})", clause)
     why = _slip(read, exact, unit)
@@ -103,8 +103,11 @@ def counted(source: Mapping[str, Any], ours: Mapping[str, Any], *, unit: str = "
     pairs = {label: (orders.parse(source[label]), orders.parse(ours[label])) for label in source}
     wrong = [label for label, (a, b) in pairs.items() if sympy.simplify(a - b) != 0]
     if not wrong:
-        counts = "the counts are" if len(found) > 1 else "the count is"
-        return Finding(Verdict.CONFIRMED, said, have, f"{counts} as claimed, {figures.few(found)}")
+        counts, alike = share(len(found), len(found), "counts"), set(found.values())
+        clause = f"{counts} are as claimed: {figures.few(found)}"
+        if len(alike) == 1:
+            clause = f"{f'{counts} are ' if len(found) > 1 else ''}{alike.pop()}, as claimed"
+        return Finding(Verdict.CONFIRMED, said, have, clause)
     first = f"{claimed[wrong[0]]} claimed, {found[wrong[0]]} counted{bracketed(wrong[0])}"
     if why := _factor(list(pairs.values()), unit):
         return Finding(Verdict.CORRECTED, said, f"{have}: {why}", f"{why}: {first}", Severity.CONSTANT)
@@ -130,7 +133,7 @@ def bound(claimed: Mapping[str, Number], limit: Mapping[str, Number], *, unit: s
     above = [label for label in claimed if figures.above(claimed[label], limit[label])]
     if not above:
         limits = figures.listing({label: f"at most {figures.show(limit[label], unit)}" for label in claimed})
-        return Finding(Verdict.CONFIRMED, said, limits, f"the limit allows it, {figures.few(both)}")
+        return Finding(Verdict.CONFIRMED, said, limits, f"the limit allows it: {figures.few(both)}")
     worst = max(above, key=lambda label: claimed[label] - limit[label])
     have = f"{len(above)} of {len(claimed)} above the bound; worst {worst}: {both[worst]}"
     clause = both[worst] + bracketed(worst)
@@ -162,7 +165,7 @@ def holds(statement: str, error: Number, tolerance: Number, *, at: str = "") -> 
             Verdict.CONFIRMED, statement, f"holds to {limit}{where}", f"{statement}, to within {limit}{where}"
         )
     have = f"counter-example{where}: off by {float(error):.2g}, tolerance {limit}"
-    clause = f"a counter-example is off by {_short(error)}{where}; {limit} is allowed"
+    clause = f'"{statement}" is off by {_short(error)}{where}; at most {limit} is allowed'
     return Finding(Verdict.REFUTED, statement, have, clause, Severity.SUBSTANCE)
 
 
@@ -182,7 +185,7 @@ def mended(statement: str, printed: Number, right: Mapping[str, Number], toleran
             return Finding(
                 Verdict.CORRECTED, statement, f"{as_it_is.ours}; it holds {change}", clause, Severity.WORDING
             )
-    tried = "".join(f"; off by {_short(error)} {change}" for change, error in right.items())
+    tried = "".join(f"; still off by {_short(error)} {change}" for change, error in right.items())
     return Finding(
         Verdict.REFUTED, statement, f"{as_it_is.ours}{tried}", f"{as_it_is.clause}{tried}", Severity.SUBSTANCE
     )
@@ -230,13 +233,13 @@ def region(claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Nu
     ]
     inside = _rest(ranges, outside)
     if not outside:
-        wanted = "ranges" if isinstance(claimed, Mapping) else f"range, {said}"
-        clause = f"what was found is in the claimed {wanted}: {figures.few(have)}"
+        needed = texts if isinstance(claimed, Mapping) else {"": said}
+        clause = f"{figures.few(have)} found; the claim needs {figures.few(needed)}"
         return Finding(Verdict.CONFIRMED, said, figures.listing(have), clause)
     worst = figures.furthest({label: figures.distance(measured[label], ends[label]) for label in outside})
-    clause = f"{have[worst]} found, {texts[worst]} claimed{bracketed(worst)}"
+    clause = f"{have[worst]} found{bracketed(worst)}; the claim needs {texts[worst]}"
     if len(have) > 1:
-        clause = f"{share(len(outside), len(have), 'figures', 'is', 'are')} off; the furthest: {clause}"
+        clause = f"{share(len(outside), len(have), 'figures', 'does', 'do')} not fit; the furthest: {clause}"
     severity = apart((ends[label], measured[label]) for label in outside)
     if not inside:
         return Finding(Verdict.REFUTED, said, f"{figures.listing(have)}: outside everywhere", clause, severity)
@@ -268,7 +271,7 @@ def _slip(read: Mapping[str, Printed], exact: Mapping[str, Fraction], unit: str)
         return ""
     meant, factor = figures.SLIPS[unit.strip()]
     agree = figures.agreement(read, {label: value / factor for label, value in exact.items()})
-    return f"the source's are {meant}" if agree else ""
+    return f"the source's figures are {meant}" if agree else ""
 
 
 def _factor(pairs: list[tuple[Formula, Formula]], unit: str) -> str:
@@ -282,7 +285,7 @@ def _factor(pairs: list[tuple[Formula, Formula]], unit: str) -> str:
         return ""
     meant, factor = figures.SLIPS.get(unit.strip(), ("", None))
     if factor is not None and ratio == sympy.Rational(factor.numerator, factor.denominator):
-        return f"the source's are {meant}"
+        return f"the source's figures are {meant}"
     shown = len({a for a, _ in pairs}) > 1 or any(a.free_symbols for a, _ in pairs)
     return f"ours are {figures.show(ratio)} times the source's" if shown else ""
 

@@ -132,26 +132,26 @@ def by_setting(
     example = f"{named}: {have[named]}" if named else have[named]
     severity = excluded if out else Severity.WORDING
     if not rest:
-        where = f"{figures.share(len(have), len(have), 'settings')}, {'even' if against else 'as'} at"
+        where = f"{figures.share(len(have), len(have), 'settings')}, {'the least at' if against else 'e.g.'}"
         clause = f"{what} in {where if len(have) > 1 else 'the one setting,'} {example}"
         return Finding(Verdict.CONFIRMED, said, listed, clause)
     if shown:
         failing = figures.listing({label: have[label] for label in rest})
-        more = f", and {figures.in_words(len(rest) - 1)} more" if len(rest) > 1 else ""
-        clause = f"{what} in {figures.share(len(shown), len(have), 'settings')}, not at {example}{more}"
+        others = f"in the {figures.in_words(len(rest))} others, e.g." if len(rest) > 1 else "at"
+        clause = f"{what} in {figures.share(len(shown), len(have), 'settings')}, not {others} {example}"
         parted = f"{how[0]} at {figures.some(shown)}; {how[1]} at {failing}"
         return Finding(Verdict.CONDITIONAL, said, parted, clause, severity)
     if undecided and somewhere and out:
         where = figures.share(len(out), len(have), "settings")
-        clause = f"{somewhere} in {where}, as at {example}; the others leave it open"
+        clause = f"{somewhere} in {where}, e.g. {example}; the others leave it open"
         return Finding(Verdict.REFUTED, said, f"{figures.listing(have, out)}: {somewhere} in {where}", clause, severity)
     if undecided:
         first = next(iter(undecided))
         clause = f"{have[first]} leaves it open{figures.bracketed(first)}"
         if len(have) > 1:
             who = figures.share(len(undecided), len(have), "settings", "leaves", "leave")
-            clause = f"{who} it open, {'as ' if len(undecided) > 1 else ''}at {first}: {have[first]}"
+            clause = f"{who} it open, {'e.g.' if len(undecided) > 1 else 'at'} {first}: {have[first]}"
         reason = unclear.format(figures.some(undecided))
         return Finding(Verdict.UNTESTABLE, said, f"{listed}: {reason}", clause)
-    where = f"in {figures.in_words(len(have))} settings, as at " if len(have) > 1 else ""
-    return Finding(Verdict.REFUTED, said, f"{listed}: {nowhere}", f"{nowhere}, {where}{example}", severity)
+    where = f" in {figures.in_words(len(have))} settings, e.g." if len(have) > 1 else ","
+    return Finding(Verdict.REFUTED, said, f"{listed}: {nowhere}", f"{nowhere}{where} {example}", severity)

@@ -111,32 +111,32 @@ def test_rules_are_described():
         (counted(on("1/(1 + d/N)"), on("d/(N + 2*d)")), REFUTED, SUBSTANCE, ""),
         (counted(on("N^2 + N"), on("N^2 - N^3")), REFUTED, SUBSTANCE, ""),  # their orders cannot be compared
         (growth("N^2*d + N*d^2", "8*N*d^2 + 4*N^2*d"), CONFIRMED, None, ""),
-        (growth("N^2*d + N*d^2", "4*N^2*d + 5*H*N^2"), CORRECTED, WORDING, "nothing grows like $N d^2$"),
+        (growth("N^2*d + N*d^2", "4*N^2*d + 5*H*N^2"), CORRECTED, WORDING, "no term grows like $N d^2$"),
         (growth("L*N^2", "H*L*N^2"), CORRECTED, CONSTANT, "leaves out $H$ in $H L N^2$"),
         (growth("N*d^2", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N^2 d$"),
         (growth("N^2*d", "12*N*d^2 + 8*N^2*d"), REFUTED, SUBSTANCE, "drops $N d^2$"),
         (growth("N^2*d", "12*N*d^2 + 8*N^2*d", held=("d",)), CONFIRMED, None, "for constant $d$"),
         (growth("N^2", "12*N*d^2 + 8*N^2*d", held=("d",)), CONFIRMED, None, ""),
-        (growth("N^3", "N^2*d", held=("d",)), CORRECTED, WORDING, "nothing grows like $N^3$"),
+        (growth("N^3", "N^2*d", held=("d",)), CORRECTED, WORDING, "no term grows like $N^3$"),
         (growth("N^2 + N*d", "H*N^2 + 5*N*d"), CORRECTED, CONSTANT, "leaves out $H$ in $H N^2$"),
         (growth("N^2*d", "N^2*d + 5*H*N^2"), CONFIRMED, None, ""),  # heads divide the width
         (growth("N^2*d", "N^2*d*H"), CORRECTED, CONSTANT, "leaves out $H$"),
         (growth("N^2", "B*L*N^2 + N"), CORRECTED, CONSTANT, "leaves out $B, L$"),
-        (growth("N + H", "N"), CORRECTED, WORDING, "nothing grows like $H$"),
+        (growth("N + H", "N"), CORRECTED, WORDING, "no term grows like $H$"),
         (growth("n^2 + d^2", "n^2 + 4*n*d + 4*d^2"), CONFIRMED, None, ""),  # the mean of two terms is within their sum
         (growth("n^2 + d", "n^2 + n*d"), REFUTED, SUBSTANCE, "drops $d n$"),
         (growth("N*d^2 + N*d*log(d)", "N*d^2"), CONFIRMED, None, ""),  # a logarithm is within any power
         (growth("N*d", "N*d*log(d)"), REFUTED, SUBSTANCE, r"drops $N d \log"),
-        (growth("N*d*log(d)", "N*d"), CORRECTED, WORDING, "nothing grows like"),
+        (growth("N*d*log(d)", "N*d"), CORRECTED, WORDING, "no term grows like"),
         (growth("N*sqrt(N)", "3*N^(3/2) - N"), CONFIRMED, None, ""),
         (growth("N*d", "7*m*N*d"), REFUTED, SUBSTANCE, "drops"),  # another size is not a constant
         (growth("1", "7"), CONFIRMED, None, ""),
         (growth("1", "N"), REFUTED, SUBSTANCE, "drops $N$"),
-        (growth("N", "0"), CORRECTED, WORDING, "nothing grows like $N$"),
+        (growth("N", "0"), CORRECTED, WORDING, "no term grows like $N$"),
         (growth("N^2 + N*d^2", "H*N^2 + N*d"), CORRECTED, CONSTANT, ""),  # not tight, and a constant left out
         (growth_where("N*d^2", on("6*N*d^2", "N*d^2")), CONFIRMED, None, "a: $6 N d^2$"),
         (growth_where("N*d^2", on("6*N*d^2", "H*N*d^2")), CORRECTED, CONSTANT, "leaves out $H$"),
-        (growth_where("N*d^2", on("6*N*d^2", "N*d")), CORRECTED, WORDING, "nothing grows like $N d^2$"),
+        (growth_where("N*d^2", on("6*N*d^2", "N*d")), CORRECTED, WORDING, "no term grows like $N d^2$"),
         (growth_where("N*d", on("N", "H*N*d")), CORRECTED, CONSTANT, ""),  # the heavier severity counts
         (growth_where("N*d^2", on("N^2*d", "6*H*N*d^2")), CONDITIONAL, SUBSTANCE, "holds at b; not at a"),
         (growth_where("N*d^2", on("N^2*d", "N^3")), REFUTED, SUBSTANCE, "nowhere"),
@@ -287,7 +287,7 @@ def test_settings_that_decide_are_listed_before_others():
     many = dict.fromkeys("abcdefg", (-2, -1))
     finding = improves("better", many | {"h": (-1, 3)})
     assert finding.verdict == UNTESTABLE
-    assert finding.ours.startswith("h: -1 to 3, a: ") and finding.ours.endswith("and 2 more: undecided at h")
+    assert finding.ours.startswith("h: -1 to 3, a: ") and finding.ours.endswith("and two more: undecided at h")
     finding = effect((0, 5), many | {"h": (-1, 3)}, dict.fromkeys("abcdefgh", (0, 1)))
     assert finding.verdict == UNTESTABLE
     assert finding.ours.startswith("h: -1 to 3 (control 0 to 1), a: ")
@@ -297,10 +297,10 @@ def test_what_decides_is_listed_first():
     """What is undecided leaves a gain open; for "nothing is lost" one loss is enough."""
     gains = outperforms("a statement", told(*["equivalent"] * 7, "undecided"))
     assert gains.verdict == UNTESTABLE
-    assert gains.ours.startswith("h: 7 to 8 (undecided), a: ") and gains.ours.endswith("and 2 more: undecided at h")
+    assert gains.ours.startswith("h: 7 to 8 (undecided), a: ") and gains.ours.endswith("and two more: undecided at h")
     losses = loses_nothing("a statement", told("undecided", *["worse"] * 7))
     assert losses.verdict == REFUTED and losses.ours.startswith("b: 1 to 2 (worse), c: ")
-    assert losses.ours.endswith("and 2 more: a loss in seven of eight settings")
+    assert losses.ours.endswith("and two more: a loss in seven of eight settings")
     assert losses.clause.endswith("; the others leave it open")
 
 
@@ -448,9 +448,9 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         (printed({"d": "15.30"}, {"d": 15.304}),
          "Confirmed: 15.30 printed, 15.3 computed (d), rounded to the last printed digit."),
         (printed(on("33.5", "134"), on(33.554, 134.2)),
-         "Confirmed: both printed figures are those computed, cut off at the last printed digit."),
+         "Confirmed: both printed figures equal those computed here, cut off at the last printed digit."),
         (printed(on("4.50"), on(4.718592), unit=" MB"),
-         "Corrected: the source's are MiB, not MB: 4.50 MB printed, 4.719 MB computed."),
+         "Corrected: the source's figures are in MiB, not MB: 4.50 MB printed, 4.719 MB computed."),
         (printed(on("100", "200"), on(100.2, 209.9)),
          "Corrected: off by at most 4.7 %, at b: 200 printed, 209.9 computed."),
         (printed(on("1.0", "3.0"), on(2.0, 6.0)),
@@ -458,51 +458,53 @@ def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity
         (printed(on("1.0", "3.0", "4"), on(1.0, 9.0, 8)),
          "Refuted: two of three figures differ; the worst: 3.0 printed, 9 computed (b)."),
         (printed({"": "1"}, {"": 9}), "Refuted: 1 printed, 9 computed."),
-        (counted(on(4, 2), on(4, 2)), "Confirmed: the counts are as claimed, 4 (a), 2 (b)."),
-        (counted({"": 4}, {"": 4}), "Confirmed: the count is as claimed, 4."),
+        (counted(on(4, 2), on(4, 2)), "Confirmed: both counts are as claimed: 4 (a), 2 (b)."),
+        (counted({"": 4}, {"": 4}), "Confirmed: 4, as claimed."),
+        (counted(on(0, 0), on(0, 0)), "Confirmed: both counts are 0, as claimed."),
         (counted({"": "4*d^2"}, {"": "2*d^2"}),
          "Corrected: ours are 0.5 times the source's: $4 d^2$ claimed, $2 d^2$ counted."),
         (counted(on(4, 2, 1), on(4, 3, 1)), "Refuted: one of three counts differs: 2 claimed, 3 counted (b)."),
         (growth("N*d^2", "6*N*d^2"), "Confirmed: $O(N d^2)$ is the order of the exact form, $6 N d^2$."),
         (growth("N^2", "6*H*N^2"), "Corrected: $O(N^2)$ leaves out $H$ in $H N^2$; the exact form is $6 H N^2$."),
         (growth("N^3", "N^2*d", held=("d",)),
-         "Corrected: $O(N^3)$ is not tight; nothing grows like $N^3$; the exact form is $N^2 d$ for constant $d$."),
+         "Corrected: $O(N^3)$ is not tight; no term grows like $N^3$; the exact form is $N^2 d$ for constant $d$."),
         (growth("N", "N^2"), "Refuted: $O(N)$ drops $N^2$; the exact form is $N^2$."),
-        (bound({"": 10}, {"": 20}, unit=" %"), "Confirmed: the limit allows it, 10 % claimed, at most 20 % possible."),
+        (bound({"": 10}, {"": 20}, unit=" %"), "Confirmed: the limit allows it: 10 % claimed, at most 20 % possible."),
         (bound(on(30, 10, 50), on(20, 20, 20)),
          "Conditional: two of three gains exceed the limit; the worst: 50 claimed, at most 20 possible (c)."),
         (holds("outputs agree", 0.0, 0.5, at="$N = 3$"), "Confirmed: outputs agree, to within 0.5 at $N = 3$."),
         (holds("outputs agree", 2.0, 0.5, at="$N = 3$"),
-         "Refuted: a counter-example is off by 2 at $N = 3$; 0.5 is allowed."),
+         'Refuted: "outputs agree" is off by 2 at $N = 3$; at most 0.5 is allowed.'),
         (contradiction(("half", 50), ("all", 100)), 'Inconsistent: "half" and "all" exclude each other.'),
         (contradiction(("half", 50), ("some", (1, 100))), 'Confirmed: "half" and "some" agree.'),
-        (region((1, inf), {"": 4.68}), "Confirmed: what was found is in the claimed range, at least 1: 4.68."),
+        (region((1, inf), {"": 4.68}), "Confirmed: 4.68 found; the claim needs at least 1."),
         (region((1, 2), on(1, 5, 7)),
-         "Conditional: two of three figures are off; the furthest: 7 found, 1 to 2 claimed (c)."),
-        (region((1, 2), {"": 7}), "Refuted: 7 found, 1 to 2 claimed."),
+         "Conditional: two of three figures do not fit; the furthest: 7 found (c); the claim needs 1 to 2."),
+        (region((1, 2), {"": 7}), "Refuted: 7 found; the claim needs 1 to 2."),
         (effect((0, 5), on((1, 3), (2, 3)), on((-1, 0.9), (0, 1))),
-         "Confirmed: a gain of 0 to 5 shows in both settings, even at a: 1 to 3 (control -1 to 0.9)."),
+         "Confirmed: a gain of 0 to 5 shows in both settings, the least at a: 1 to 3 (control -1 to 0.9)."),
         (improves("p", on((1, 3), (-2, -1), (-3, 0))),
-         "Conditional: the gain shows in one of three settings, not at c: -3 to 0, and one more."),
-        (improves("p", on((-1, 0), (-3, 0))), "Refuted: no gain anywhere, in two settings, as at b: -3 to 0."),
+         "Conditional: the gain shows in one of three settings, not in the two others, e.g. c: -3 to 0."),
+        (improves("p", on((-1, 0), (-3, 0))), "Refuted: no gain anywhere in two settings, e.g. b: -3 to 0."),
         (improves("p", on((-1, 1), (-3, 0))), "Untestable: one of two settings leaves it open, at a: -1 to 1."),
         (improves("p", {"": (-1, 1)}), "Untestable: -1 to 1 leaves it open."),
         (loses_nothing("p", on(((-1, 1), "equivalent"), ((-3, -2), "worse"))),
          "Conditional: nothing is lost in one of two settings, not at b: -3 to -2 (worse)."),
         (loses_nothing("p", on(((-3, -2), "worse"))), "Refuted: a loss everywhere, a: -3 to -2 (worse)."),
         (outperforms("p", on(((2, 3), "better"))), "Confirmed: a gain shows in the one setting, a: 2 to 3 (better)."),
-        (growth_where("N*d", on("N*d", "2*N*d")), "Confirmed: $O(N d)$ is the order in both settings, as at a: $N d$."),
+        (growth_where("N*d", on("N*d", "2*N*d")), "Confirmed: $O(N d)$ is the order in both settings, e.g. a: $N d$."),
         (growth_where("N*d", on("N*d", "H*N*d")),
          "Corrected: $O(N d)$ leaves out $H$ in $H N d$; the exact form is $H N d$ (b)."),
         (growth_where("N*d", on("N*d", "N^2")),
-         "Conditional: $O(N d)$ is an upper bound in one of two settings, not at b: $N^2$: the claim drops $N^2$."),
+         "Conditional: $O(N d)$ holds in one of two settings (a); "
+         "elsewhere it drops $N^2$, as at b, where the exact form is $N^2$."),
         (mended("p", 0.5, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 0.5."),
         (mended("p", 1391.2, {"with x": 0.0}, 0.1), "Corrected: it holds with x; as printed it is off by 1,400."),
         (mended("p", 0.5, {"with x": 0.4}, 0.1, at="y"),
-         "Refuted: a counter-example is off by 0.5 at y; 0.1 is allowed; off by 0.4 with x."),
+         'Refuted: "p" is off by 0.5 at y; at most 0.1 is allowed; still off by 0.4 with x.'),
         (agrees((0, 5), on((-1, 1), (-3, -2), (7, 8))),
          "Conditional: the claimed 0 to 5 is within the error in one of three settings, "
-         "not at b: -3 to -2, and one more."),
+         "not in the two others, e.g. b: -3 to -2."),
         (untestable("p", {"a task": None}), "Untestable: the source does not define a task."),
     ],
 )  # fmt: skip
@@ -519,13 +521,13 @@ EXACT = "$O(N^2)$ is the order of the exact form, $3 N^2$"
     ("parts", "sentence"),
     [
         ([TIGHT], f"Confirmed (a): {EXACT}."),
-        ([TIGHT, COUNTED], f"Confirmed in both parts (a and one more): {EXACT}."),
-        ([COUNTED, TIGHT, TIGHT], "Confirmed in all three parts (a and two more): the count is as claimed, 4."),
+        ([TIGHT, COUNTED], f"Confirmed in both parts (e.g. a): {EXACT}."),
+        ([COUNTED, TIGHT, TIGHT], "Confirmed in all three parts (e.g. a): 4, as claimed."),
         ([TIGHT, DROPS], f"Refuted in one of two parts (b): {DROPPED}; the other holds."),
         ([TIGHT, COUNTED, OPEN],
          "Untestable in one of three parts (c): the source does not define a task; the other two hold."),
         ([LOOSE, HEADS, TIGHT],  # the heavier one
-         "Corrected in two of three parts (b and one more): $O(N^2)$ leaves out $H$ in $H N^2$; "
+         "Corrected in two of three parts (e.g. b): $O(N^2)$ leaves out $H$ in $H N^2$; "
          "the exact form is $H N^2$; the other holds."),
         ([PART, DROPS, TIGHT, COUNTED, OPEN, HEADS],
          f"Refuted in one of six parts (b): {DROPPED}; "
@@ -554,5 +556,5 @@ def test_shares_are_told_in_words(shared, text):
 
 def test_a_sentence_names_few_figures_and_counts_the_others():
     assert in_words(12) == "twelve" and in_words(1300) == "1,300"
-    assert few({"a": "1", "(2, 3)": "2", "c": "3"}) == "1 (a); 2 (2, 3) and 1 more"
+    assert few({"a": "1", "(2, 3)": "2", "c": "3"}) == "1 (a); 2 (2, 3) and one more"
     assert furthest({"a": 1.0, "b": 1.0 + 1e-12, "c": 0.5}) == "a", "rounding decides nothing"

@@ -106,4 +106,4 @@ def against_table(quote: str, said: tuple[float, float], *at: tuple[int, int]) -
 
 def at_sizes(length: int, width: int) -> str:
     """The label of a figure's sizes."""
-    return f"({length}, {width})"
+    return f"$N = {length:,}$, $d = {width}$"
