@@ -14,7 +14,7 @@ from typing import Any
 from ortho.cost import orders
 from ortho.cost.orders import Formula
 from paper.claims import figures
-from paper.claims.figures import Interval, Number, Printed, bracketed, share
+from paper.claims.figures import Interval, Number, Printed, bracketed, in_words, share
 from paper.claims.growth import CONFIGURATION, compare, growth, growth_where
 from paper.claims.parts import all_of
 from paper.claims.settings import agrees, effect, improves
@@ -239,7 +239,10 @@ def region(claimed: Interval | Mapping[str, Interval], measured: Mapping[str, Nu
     worst = figures.furthest({label: figures.distance(measured[label], ends[label]) for label in outside})
     clause = f"{have[worst]} found{bracketed(worst)}; the claim needs {texts[worst]}"
     if len(have) > 1:
-        clause = f"{share(len(outside), len(have), 'figures', 'does', 'do')} not fit; the furthest: {clause}"
+        fits = f"{share(len(outside), len(have), 'figures', 'does', 'do')} not fit"
+        if not inside:
+            fits = "neither figure fits" if len(have) == 2 else f"none of {in_words(len(have))} figures fits"
+        clause = f"{fits}; the furthest: {clause}"
     severity = apart((ends[label], measured[label]) for label in outside)
     if not inside:
         return Finding(Verdict.REFUTED, said, f"{figures.listing(have)}: outside everywhere", clause, severity)
