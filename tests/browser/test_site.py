@@ -1,10 +1,9 @@
 """What readers do with the book: search it, filter the ledger, download a notebook, and read without scripts."""
 
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from visits import BOOK, MADE, ROOT, SOURCE, WRITTEN, new_context
+from visits import BOOK, MADE, WRITTEN, new_context
 
 from paper.claims import catalogue
 
@@ -52,15 +51,6 @@ def test_figures_are_dark_in_the_dark(page, book):
     assert figures.count() > 0
     for figure in figures.all():
         assert figure.evaluate("(image) => getComputedStyle(image).filter") == "invert(0.9) hue-rotate(180deg)"
-
-
-def test_a_notebook_can_be_taken_along(page, book):
-    name = CHAPTERS[0]
-    page.goto(f"{book}{name}.html")
-    page.get_by_role("button", name="Download this page").click()
-    with page.expect_download() as download:
-        page.locator(SOURCE).click()
-    assert Path(download.value.path()).read_bytes() == (ROOT / f"{name}.ipynb").read_bytes()
 
 
 def test_writes_into_a_memory_are_gone_through(page, book):
