@@ -1,16 +1,47 @@
 """The static patterns and, for each, its rule for one query and one key, as a reader of its source would write it."""
 
-from drawn_tilings import Parity
+from dataclasses import dataclass
 
+import torch
+
+from ortho.attention.sparse.block_mask import ABSENT, BlockMask, consecutive
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
 from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import Window
 
 HUGE = 10**12  # more than any sequence has tokens
+
+
+@dataclass(frozen=True)
+class Parity(Pattern):
+    """Keys of the query's parity and, in a tiling of its own, the key before it; a tiling between the two reads
+    nothing. Every third query has no key."""
+
+    def allowed(self, i, j):
+        return (i % 3 != 2) & (((i - j) % 2 == 0) | (i - j == 1))
+
+    def block_masks(self, section):
+        first, stop, keys, is_causal, device = section
+        queries, others = consecutive(first, stop, 8, device), consecutive(0, keys, 4, device)
+        table = torch.arange(len(others), device=device).expand(len(queries), -1)
+        nothing = torch.full_like(table, ABSENT)
+
+        def even(i, j):
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 == 0)
+
+        def before(i, j):
+            return self.rule(is_causal)(i, j) & ((i - j) % 2 != 0)
+
+        return (
+            BlockMask(queries, others, table, even),
+            BlockMask(queries, others, nothing),
+            BlockMask(queries, others, table, before),
+        )
 
 
 def window(w):

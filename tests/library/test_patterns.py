@@ -5,15 +5,14 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_tilings import Parity, counted
 from refusals import refuses
 from seeded import draw
-from static_patterns import IDS, RULES
+from static_patterns import IDS, RULES, Parity
 
 from ortho import MECHANISMS
 from ortho.attention.softmax.softmax_attention import softmax_attention_reference
-from ortho.attention.sparse import block_sparse
-from ortho.attention.sparse.block_mask import Section
+from ortho.attention.sparse import block_sparse, tiled_attention
+from ortho.attention.sparse.block_mask import ABSENT, Section
 from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
@@ -89,6 +88,23 @@ def test_masks_on_another_default_device():
 
 
 # ---------------------------------------------------------------------------------------------------------- tilings
+
+
+def counted(tilings, G, N, M, start=0):
+    """For each pair, with queries from `start` on: how many tilings hold it, and how many read it, (G, N, M) each."""
+    kept, read = torch.zeros(2, G, N, M, dtype=torch.long)
+    for tiling in tilings:
+        i, table = tiling.queries[:, :, None], tiling.table  # (T, B, 1)
+        j = (
+            tiling.keys[table.clamp(min=0)].masked_fill((table < 0)[..., None], ABSENT).flatten(1)[:, None]
+        )  # (T, 1, W B)
+        there = (i >= 0) & (j >= 0)
+        allowed = there if tiling.allowed is None else there & tiling.allowed(i, j)
+        for count, some in ((kept, allowed), (read, there)):
+            some, rows, columns = torch.broadcast_tensors(some, i - start, j)
+            for g in range(G):
+                count[g].index_put_((rows[some], columns[some]), torch.tensor(1), accumulate=True)
+    return kept, read
 
 
 @pytest.mark.parametrize(("pattern", "rule"), RULES, ids=IDS)
@@ -195,9 +211,11 @@ def compare(leaves, **kwargs):
     return results[0][0]
 
 
+@pytest.mark.parametrize("together", [1000, 2**18])
 @pytest.mark.parametrize("pattern", EACH, ids=str)
-def test_fast_equals_reference(pattern):
-    """Any leading axes, lengths, masks and states. Other tests show what tilings hold and that they are served."""
+def test_fast_equals_reference(pattern, together, monkeypatch):
+    """Any leading axes, lengths, masks and states, however many numbers are computed together."""
+    monkeypatch.setattr(tiled_attention, "NUMBERS", {"cpu": together})
     g = torch.Generator().manual_seed(3)
     past = tuple(draw(2, 70, width, seed=s).requires_grad_() for s, width in ((5, K), (6, V)))
     for causal, length in product((False, True), (1, 66)):

@@ -8,23 +8,20 @@ import pytest
 import sympy as sp
 import torch
 from counted import CALLS, assert_declared, assert_formula
-from drawn_tilings import Parity
 from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
 from extent import some
 from piecewise import ways
+from static_patterns import Parity
 
 from ortho.attention.dynamic_sparse.routing import routing_mask
 from ortho.attention.dynamic_sparse.top_k import top_k_mask
-from ortho.attention.sparse.block_mask import ABSENT, BLOCK, TILE, BlockMask, consecutive
+from ortho.attention.sparse.block_mask import TILE
 from ortho.attention.sparse.pattern import pattern_mechanism
-from ortho.attention.sparse.tiled_attention import tiled_attention
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.counting import flops_of
 from ortho.cost.mechanisms import closed_form_of
-from ortho.cost.mechanisms.call import CostedCall
-from ortho.cost.mechanisms.sparse import tiled_cost
 
 PATTERNS = {"one key": Window(1), "near": Window(70), "all": Window(10**6), "several tilings": Parity()}
 TESTED = ALL | {name: pattern_mechanism(name, type(pattern), "", **vars(pattern)) for name, pattern in PATTERNS.items()}
@@ -86,34 +83,6 @@ def test_decode(name, form):
         assert sum(part.nbytes for part in state) == declared.state_bytes, N
 
 
-@pytest.mark.parametrize("qk_grad", [False, True])
-def test_any_parts(qk_grad):
-    """Shuffled orders, places without a token, tiles that read nothing; how much is computed together makes no
-    difference."""
-    G, N, K, V = 3, 20, 2, 5
-    g = torch.Generator().manual_seed(0)
-    shuffled = torch.randperm(N, generator=g).unflatten(0, (-1, 5))
-    each = torch.randperm(24, generator=g).unflatten(0, (-1, 3))
-    each = each.masked_fill(each >= N, ABSENT)
-    spans = consecutive(0, N, 8)
-    some = torch.tensor([[0, 3], [ABSENT, ABSENT], [2, ABSENT], [1, 0]])
-    parts = [
-        BlockMask(shuffled, spans, some.clamp(max=2), lambda i, j: i > j),
-        BlockMask(each, shuffled, some[[0, 1, 2, 3, 0, 1, 2, 3]], lambda i, j: i == j),
-        BlockMask(spans, each, some[:3], lambda i, j: i < j),
-        BlockMask(spans, spans, torch.full((3, 2), ABSENT)),
-        BlockMask(spans, spans, torch.full((3, 0), ABSENT)),
-    ]
-    work = [part.computed_pairs for part in parts]
-    assert work == [5 * 5 * 8, 10 * 3 * 5, 3 * 8 * 3, 0, 0]
-    for number in range(1, len(parts) + 1):
-        q, k, v = (torch.zeros(G, N, w) for w in (K, K, V))
-        for x in (q, k, v) if qk_grad else (v,):
-            x.requires_grad_()
-        declared = tiled_cost(CostedCall(G, N, 1, K, V, qk_grad=qk_grad), sum(work[:number]), work[0])
-        assert_declared(declared, tiled_attention, q, k, v, parts[:number], scale=2.0)
-
-
 MASKS = {
     "top-k": partial(top_k_mask, is_causal=True),
     "routing": partial(routing_mask, is_causal=True),
@@ -132,14 +101,6 @@ def test_choosing_and_attending(name):
             q, k, _ = (x[None, None].float() for x in qkv(length=length, width=6))
             MASKS[name](q, k)  # draws what it draws once
             assert flops_of(MASKS[name], q, k) == spent.choosing
-
-
-def test_shares_by_hand():
-    """For 4096 tokens and K = V = 64. Top-k: all scores, beside the scores and values of 64 keys. Importance:
-    nothing. Routing: products with 16 centroids, beside attention in 16 clusters of 64 tokens."""
-    assert choosing("top-k", 4096, 64, 64).share == 4096 / (4096 + 2 * 64)
-    assert choosing("importance", 4096, 64, 64).choosing == 0
-    assert choosing("routing", 4096, 64, 64, causal=False) == (4 * 4096 * 64 * 16, 4 * 16 * 64 * 64 * 64)
 
 
 @pytest.mark.parametrize("width", [1, 2, 64, 65, 66, 128, 129, 300])
@@ -171,18 +132,6 @@ def test_formulas(name, causal):
         assert sym.order(getattr(reference, part), sym.N) == {sym.N**2}
     assert sym.order(fast.decode, sym.N) == {sp.Integer(1)}
     assert sym.order(fast.state_bytes, sym.N) == sym.order(reference.decode, sym.N) == {sym.N}
-
-
-def test_products_by_hand():
-    """For one sequence of 256 tokens in four tiles, and a causal window of 70, which reaches 69 keys back."""
-    assert (TILE, BLOCK) == (64, 16)
-    N, K = 256, 64
-    cost = TESTED["near"].cost(1, N, 1, K, K, causal=True)
-    pairs = (4 + (4 + 4) + (4 + 5) + (4 + 5)) * 64 * 16  # each tile's own four blocks, and up to five before them
-    assert cost.forward == 2 * pairs * (K + K)
-    assert cost.backward == 2 * pairs * (3 * K + 2 * K)  # as the fused kernel's: scores again, dP, dV, dQ, dK
-    assert cost.decode == 2 * 70 * (K + K)
-    assert TESTED["near"].cost(1, N, 1, K, K, form="reference").forward == 2 * N**2 * (K + K)
 
 
 @pytest.mark.bad_input
