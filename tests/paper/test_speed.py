@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 from experiment_fakes import small_library
-from tiny_arms import ALL, MODELS, SETS, shrink_models
 
+from ortho.cost.configurations import CONFIGURATIONS
 from ortho.models.language_model import LanguageModel
 from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import fitting
@@ -28,6 +28,37 @@ from paper.experiments.speed import (
 )
 from paper.experiments.speed.benchmark import PASSES, PHASES, Arm, Budget
 from paper.tasks import text
+
+SMALL = {"H": 2, "K": 8, "chunk": 8}
+# Enough tokens for windows and selections to leave some out.
+SETS = {
+    name: attention.case(600 if "pattern" in name or name in ("dynamic", "window alone") else 24, name, **SMALL)
+    for name in attention_variants.SETS
+}
+SERVED = {None, "math", "flash"}  # names of the kernels that a CPU has
+ALL = list(  # each arm once
+    {
+        arm: (case, arm)
+        for case in SETS.values()
+        for arm in attention_variants.arms_of(case)
+        if attention_variants.by_name(arm) in SERVED
+    }.values()
+)
+
+MODELS = {
+    "BERT-base": {"N": 24, "sizes": {"vocab_size": 19, "max_length": 24}},
+    "GPT-2 medium": {"N": 64, "sizes": {"vocab_size": 23, "max_length": 64, "bias": True}},
+    "ViT-Base": {"N": 10, "sizes": {"image_size": 12, "patch_size": 4, "num_classes": 5, "channels": 3}},
+}
+
+
+def shrink_models(patch):
+    """Give the published models sizes that a test can train."""
+    for name, sizes in MODELS.items():
+        made = dataclasses.replace(CONFIGURATIONS[name], d=16, H=4, L=3, parameters=0, **sizes)
+        count = sum(x.numel() for x in made.build(device="meta").parameters())
+        patch.setitem(CONFIGURATIONS, name, dataclasses.replace(made, parameters=count))
+
 
 LAYER = {"N": 24, "d": 32, "H": 2}
 HEADS = {"N": 24, "d": 64, "H": 4}

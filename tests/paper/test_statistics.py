@@ -182,20 +182,6 @@ def test_where_the_bootstrap_is_normal_the_interval_is_students():
     assert (low, high) == pytest.approx((mean - half, mean + half), abs=SIGMAS * error)
 
 
-def misses(kind, n, tail, samples):
-    """Draw samples of n differences of mean 0; return the shares whose interval lies above 0, and below 0.
-
-    Nothing is sorted: an interval lies above 0 if the resamples with a mean of 0 or less have a share below the tail.
-    """
-    counts, shares = resamples(n)
-    above = below = 0
-    for part in drawn(kind, samples, n).reshape(-1, 50, n):
-        sums = counts @ part.T
-        above += (shares @ (sums <= 0) < tail).sum()
-        below += (shares @ (sums >= 0) < tail).sum()
-    return above / samples, below / samples
-
-
 @pytest.mark.parametrize("of_parts", [0.0, 3.0])
 def test_how_often_students_interval_of_three_seeds_holds_the_mean(of_parts):
     """Seeds and 36 parts of a test add normal errors to a mean of 0. An interval at 90 % misses it 1 time in 10 at

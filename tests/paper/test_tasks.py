@@ -8,12 +8,25 @@ from math import comb, log2
 
 import pytest
 import torch
-from seeded import SIGMAS
-from task_draws import assert_shares, drawn
+from seeded import SIGMAS, generator
 
 from paper.tasks import NONE, TASKS, copying, flip_flop, induction, modular_addition, mqar, needle, ngrams, recall, text
 from paper.tasks import state_tracking as tracking
 from paper.tasks.counting import repeats, table_bits, task_bits
+
+
+def drawn(draw, count, seed=0):
+    """Tokens and answers (count, N)."""
+    (tokens,), answers = draw(count, generator(seed))
+    return tokens, answers
+
+
+def assert_shares(found, count):
+    """Assert that each number (or each in a tensor) of `count` independent draws has the share beside it."""
+    for what, (counts, share) in found.items():
+        spread = (share * (1 - share) / count) ** 0.5
+        assert ((counts / count - share).abs() <= SIGMAS * spread).all(), what
+
 
 # Beside the usual sizes: the smallest there are, odd ones, those that leave no room, and other kinds.
 OTHERS = (
@@ -213,10 +226,6 @@ def test_no_place_tells_the_answer(name):
 
 
 # --------------------------------------------------------------------------------------------- tables of the last bytes
-
-
-def windows(*rows):
-    return torch.tensor([list(row) for row in rows])
 
 
 def by_dictionaries(seen, tested, longest):

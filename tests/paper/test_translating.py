@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from experiment_fakes import go, only
-from learning_fakes import along_budgets
 from seeded import generator
 
 from ortho import cost
@@ -128,6 +127,33 @@ def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
     assert 100 * translation_budgets.score(table.sum(1)) == pytest.approx(found.bleu("test", swapped).score)
     table[6] = 0
     assert translation_budgets.score(table.sum(1)) == 0
+
+
+def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.SEEDS, positional=((0.1,), (0.1,))):
+    """Runs of a translation along budgets; at each, `right` of 20 n-grams of each order are right in each of two parts
+    of the test. Pairs seen take 2 nats a token, those of the test half a nat more. `positional` says, layer by layer,
+    how much of the variation of each head's weights positions explain."""
+    counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
+    correct = [name for name in counts if name.startswith("right")]
+    told = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
+    heads = [
+        [{"pattern": "start", "absolute": share, "pattern_share": share} for share in layer] for layer in positional
+    ]
+    looks = [
+        {"budget": 2**i, "step": 2**i, "loss_nats": loss, "test_nats": 2.5, "seen_nats": 2.0, "heads": heads}
+        for i, loss in enumerate(losses)
+    ]
+    return [
+        {
+            "experiment": "translation-budgets",
+            "device": "cpu-abacus",
+            "configuration": translation_budgets.case(arm, seed, 0.01, pairs=pairs, budget=looks[-1]["budget"]),
+            "provenance": {"device_name": "X"},
+            "repetitions": {f"{2**i} x": counts for i, counts in enumerate(told)},
+            "facts": {"validation": looks, "parameters": len(arm)},
+        }
+        for seed in seeds
+    ]
 
 
 def test_arms_are_judged_at_their_best_budgets():
