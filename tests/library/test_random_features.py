@@ -72,45 +72,6 @@ def test_fits_are_unbiased(name, dtype, batch):
             torch.testing.assert_close(ours[1, 2].abs(), alone.abs(), rtol=1e-3, atol=500 * torch.finfo(dtype).eps)
 
 
-def test_fits_balance_what_they_are_to_balance():
-    """SADERF balances each coordinate's second moments, ADERF their whole matrices; SDERF turns x + y to its axes."""
-    x, y = queries_and_keys(N=50, M=50)
-    _, B_q, B_k, _ = dense.saderf(x, y)
-    torch.testing.assert_close((x @ B_q.mT).square().mean(0), (y @ B_k.mT).square().mean(0))
-    _, B_q, B_k, _ = dense.aderf(x, y)
-    of_x, of_y = ((each @ B.mT).mT @ (each @ B.mT) / 50 for each, B in ((x, B_q), (y, B_k)))
-    # up to the ridge, relative to eigenvalues; the least of these are a tenth of the mean
-    torch.testing.assert_close(of_x, of_y, atol=10 * dense.RIDGE, rtol=0)
-    a, B, _, _ = dense.sderf(x, y)
-    sums = ((x[:, None] + y) @ B.mT).flatten(0, 1)
-    moments = sums.mT @ sums / len(sums)
-    torch.testing.assert_close(moments, torch.diag(moments.diagonal()), atol=1e-12, rtol=0)
-    torch.testing.assert_close(a, dense.optimal_a(moments.diagonal() / (1 - 4 * a)))
-
-
-def test_optimal_a():
-    """The stationary point: with s = 1 - 8a and the moment f, s^2 - (1 + 2f) s - 2f = 0, from the derivative of ln((1 +
-    s)^2 / 4s) / 2 + f / s. A moment of 0 gives 0."""
-    moment = torch.tensor([0.0, 1e-3, 0.5, 3.0, 100.0], dtype=F64)
-    s = 1 - 8 * dense.optimal_a(moment)
-    torch.testing.assert_close(s**2 - (1 + 2 * moment) * s, 2 * moment, rtol=1e-12, atol=1e-12)
-    assert float(dense.optimal_a(moment)[0]) == 0 and (dense.optimal_a(moment).diff() < 0).all()
-
-
-@pytest.mark.parametrize("name", FITS)
-def test_tokens_that_are_left_out(name):
-    """The fit is as if they were not there, whatever they hold; with no token left it is still finite and unbiased."""
-    x, y = queries_and_keys(batch=(2,))
-    keep_x, keep_y = torch.arange(30) < torch.tensor([[30], [20]]), torch.arange(40) >= torch.tensor([[5], [0]])
-    found = FITS[name](x, y, keep_x=keep_x, keep_y=keep_y)
-    for b, (rows, columns) in enumerate(((slice(0, 30), slice(5, 40)), (slice(0, 20), slice(0, 40)))):
-        for ours, alone in zip(tensors(found), tensors(FITS[name](x[b, rows], y[b, columns])), strict=True):
-            torch.testing.assert_close(ours[b].abs(), alone.abs(), rtol=1e-9, atol=1e-9)  # axes have no sign
-    nothing = FITS[name](x, y, keep_x=keep_x & False, keep_y=keep_y & False)
-    assert all(each.isfinite().all() for each in tensors(nothing))
-    torch.testing.assert_close(constraint(nothing), torch.eye(6, dtype=F64).expand(2, 6, 6))
-
-
 POOR = {
     "fewer tokens than dimensions": lambda dtype: queries_and_keys(N=3, M=4, K=8, dtype=dtype),
     "one token": lambda dtype: queries_and_keys(N=1, M=1, K=8, dtype=dtype),
@@ -151,8 +112,3 @@ def test_poor_data(name, dtype, poor):
     x, y, fitted = x.double(), y.double(), dense.DenseParameters(*(each.double() for each in fitted[:3]))
     plain = mean_log_moment(x, y, unfitted(8))
     assert float(mean_log_moment(x, y, fitted)) <= float(plain) * (1 + 1e-5) + 1e-5  # the ridge, and float32
-
-
-def test_parameters_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"^parameters: expected B_q of shape"):
-        dense.DenseExponentialFeatures(parameters=dense.DenseParameters(torch.zeros(4), torch.eye(3), torch.eye(3)))

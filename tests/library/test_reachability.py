@@ -51,14 +51,6 @@ def test_layers_between_is_the_first_power_that_reaches():
     assert (layers < 0).any() and layers.max() > 2
 
 
-def test_masks_on_another_device_than_the_default():
-    mask, further = causal(Window(2), 5), causal(Window(3), 5)
-    with torch.device("meta"):
-        assert torch.equal(reached(mask, mask), further)
-        assert layers_to_reach(mask) == 4
-    assert reached(mask.to("meta")).device == torch.device("meta")
-
-
 @pytest.mark.parametrize("l", [1, 2, 3, 5, 8, 40])
 def test_two_strided_layers_reach_every_earlier_token(l):
     """Two layers do in either order, with l keys in the window; with one key fewer they miss some tokens as soon as

@@ -153,33 +153,6 @@ def test_structured_bias_is_the_known_one(direction, mean):
     assert laws.rejects(found) is (len(direction) == 2)
 
 
-def over_lengths(K, function):
-    """The mean of function(r) over r of the law chi(K): the trapezoidal rule, whose ends are below 1e-12 here."""
-    r = torch.linspace(0, 14, 2001, dtype=torch.float64)
-    return float((function(r) * torch.as_tensor(stats.chi(K).pdf(r.numpy()))).sum() * 14 / 2000)
-
-
-def test_structured_bias_by_brute_force():
-    """Two factors of width 4: all 2^8 signs, all rows, and the lengths by quadrature."""
-    z = torch.tensor([0.9, -0.4, 0.6, 0.2], dtype=torch.float64)
-    hadamard = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]).double() / 2
-    signs = torch.cartesian_prod(*[torch.tensor([1.0, -1.0]).double()] * 4)
-    projected = torch.stack([hadamard * two @ (hadamard * one) @ z for one in signs for two in signs]).flatten()
-    brute = over_lengths(4, lambda r: (projected * r[:, None]).exp().mean(-1)) * math.exp(-float(z @ z) / 2)
-    assert laws.structured_mean(z, factors=2) == pytest.approx(brute, rel=1e-7)
-
-
-def test_one_factor_is_random_signs():
-    """`sign_mean` is the mean at a single length, the root of K."""
-    z = torch.tensor([0.9, -0.4, 0.6, 0.2], dtype=torch.float64)
-
-    def at_lengths(r):
-        return torch.stack([(z * one / 2).cosh().prod() for one in r]) * math.exp(-float(z @ z) / 2)
-
-    assert laws.structured_mean(z, factors=1) == pytest.approx(over_lengths(4, at_lengths), rel=1e-7)
-    assert laws.sign_mean(z) == pytest.approx(float(at_lengths(torch.tensor([2.0]))))
-
-
 @pytest.mark.parametrize("K", [2, 4, 8])
 def test_structured_fourth_moment(K):
     """The leading term of the bias equals the enumeration at small z, where the next term is smaller by |z|^2."""
@@ -187,6 +160,3 @@ def test_structured_fourth_moment(K):
         x, y = along(direction, 0.01)
         leading = laws.structured_fourth_moment((x + y)[0]) / 24 * math.exp(-0.01 / 2)
         assert laws.structured_mean((x + y)[0]) - 1 == pytest.approx(leading, rel=0.05, abs=1e-11)
-
-
-# ---------------------------------------------------------------------------------------------------------- bad input
