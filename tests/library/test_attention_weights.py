@@ -14,7 +14,6 @@ from ortho import MECHANISMS, FrozenQKAttention, MultiheadAttention, Transformer
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 B, N, D, H = 2, 40, 12, 3  # N: more than the mini-batch of test-time training
 WITH = [name for name, m in MECHANISMS.items() if m.has_weights]
-WITHOUT = [name for name in MECHANISMS if name not in WITH]
 
 
 def draw(*shape, seed=1):
@@ -56,18 +55,6 @@ def test_outputs_are_the_weights_times_the_values(name, form):
             assert not weights.triu(1).any()
         if not m.data_dependent:  # a fit's constants see another part of what passes a gradient
             close(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)))
-
-
-@pytest.mark.parametrize("name", [name for name in WITHOUT if name != "selective-scan"])  # weights for each channel
-def test_without_weights_the_outputs_are_not_linear_in_the_values(name):
-    """And `need_weights` is refused by name."""
-    one, call = layer(name), {"is_causal": True}
-    gates = {gate: make(draw(B, N, D)) for gate, make in one.gates.items()}
-    q, k, v = (draw(B, H, N, D // H, seed=seed) for seed in (3, 4, 5))
-    once, twice = (MECHANISMS[name].reference(q, k, values, **call, **gates) for values in (v, 2 * v))
-    assert (twice - 2 * once).abs().max() > 1e-3
-    wanted = f"expected False with the attention {name}, which has no weights, got True"
-    refuses(f"need_weights: {wanted}", one, draw(B, N, D), is_causal=True, need_weights=True)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -173,15 +173,6 @@ def test_dropout_of_embeddings_and_of_each_part(monkeypatch):
     assert shapes == [read] * 3 + [written] * 4
 
 
-def test_shared_embeddings_stay_shared_through_a_state_and_a_copy():
-    ours, other = model(), EncoderDecoder(VOCAB, 8, 4, 2, max_length=12, dtype=torch.float64)
-    other.load_state_dict(ours.state_dict())
-    assert torch.equal(other(*texts()), ours(*texts()))
-    moved = other.to(torch.float32)
-    assert moved.embed_source.tokens is None
-    assert sum(p is moved.embed_target.tokens for p in moved.parameters()) == 1
-
-
 def test_the_encoder_s_layers_take_their_arguments():
     made = EncoderDecoder(VOCAB, 8, 2, 1, max_length=8, encoder={"dropout": 0.1, "bias": True})
     layer = made.encoder[0].attention

@@ -121,27 +121,6 @@ def test_queries_and_keys_are_made_twice(projection, autocast):
     assert made[0][0].dtype == (torch.bfloat16 if autocast else torch.float32)
 
 
-def test_not_twice():
-    """A second derivative is refused; the reference form has one."""
-    x = draw(B, N, WIDTH).requires_grad_()
-    one, _ = pair()
-    with pytest.raises(RuntimeError, match="create_graph: expected False: the fast form cannot be differentiated twi"):
-        torch.autograd.grad(one(x).sum(), x, create_graph=True)
-    reference, _ = pair(form="reference")
-    (gradient,) = torch.autograd.grad(reference(x).square().sum(), x, create_graph=True)
-    assert torch.autograd.grad(gradient.sum(), x)[0].abs().max() > 1e-3
-
-
-def stopped(**kwargs):
-    return FrozenQKAttention(WIDTH, H, dtype=torch.float64, **kwargs)
-
-
-def test_an_unknown_argument_is_refused():
-    layer, x = FrozenQKAttention(WIDTH, H), torch.zeros(1, 3, WIDTH)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'key_padding'"):
-        layer(x, key_padding=x > 0)
-
-
 @pytest.mark.parametrize("cls", [FrozenQKAttention, partial(MultiheadAttention, projection="structured")])
 def test_biases_in_autocast(cls):
     """Queries and keys stay in autocast's dtype, as values do."""

@@ -6,10 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 from gradients import step, trained
-from refusals import refuses
 from seeded import draw
 
-from ortho import ConvolvedAttention, MultiheadAttention
+from ortho import MultiheadAttention
 from ortho.attention import MECHANISMS
 from ortho.layers.hybrid import HEADS, HybridAttention
 from ortho.layers.positional import PositionalHeads
@@ -76,21 +75,6 @@ def test_a_layer_is_the_sum_of_layers_of_some_of_its_heads(kind, form):
                 close(gradients[i * len(names) + j], of_rows)
 
 
-def test_what_is_stored_and_trained():
-    """Of each kind no more than it needs: positional heads have no queries and keys, structured ones their signs."""
-    heads = {"positional": 1, "learned": 1, "stopped": 1, "structured": 1, "window": 0}
-    one = layer(heads)
-    expected = {
-        f"groups.{i}.weight_{x}": shape for i in range(4) for x, shape in (("v", (K, WIDTH)), ("o", (WIDTH, K)))
-    }
-    learned = {f"groups.1.projection.weight_{x}": (K, WIDTH) for x in "qk"}
-    assert {name: tuple(p.shape) for name, p in trained(one).items()} == expected | learned
-    stored = expected | learned | {f"groups.2.projection.weight_{x}": (K, WIDTH) for x in "qk"}
-    stored |= {f"groups.3.projection.signs_{x}": (1, 2, WIDTH) for x in "qk"}
-    assert {name: tuple(t.shape) for name, t in one.state_dict().items()} == stored
-    assert one.counts == [1, 1, 1, 1] and "num_heads=4" in repr(one)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_variance(kind):
     """1/d for every weight, beside whatever others: of the entries of a uniform law the variance is estimated with a
@@ -106,21 +90,6 @@ def test_initial_variance(kind):
         assert abs(weight.square().mean().item() * 1024 - 1) < 0.04
 
 
-@pytest.mark.parametrize("make", [HybridAttention, partial(ConvolvedAttention, of=HybridAttention)])
-def test_a_cache_that_failed_in_a_later_group_says_so(make):
-    """When it is read again, too: its parts would continue different sequences."""
-    one, x = make(WIDTH, H, heads=SPLIT, dtype=torch.float64), draw(2, 3, WIDTH)
-    cache = one.new_cache(4)
-    one(x, is_causal=True, cache=cache)
-    refuses("k: expected at most 1 tokens more in a cache of capacity 4, got 3", one, x, is_causal=True, cache=cache)
-    assert cache.length == 3
-    kinds, parts = (one, cache) if isinstance(one, HybridAttention) else (one.attention, cache.parts[0])
-    kinds.groups[0](x[:, :1], is_causal=True, cache=parts.parts[0])
-    half = r"cache: expected parts that have read as many tokens, got \[4, 3, 3\]"
-    refuses(half, lambda: cache.length)
-    refuses(half, one, x[:, :1], is_causal=True, cache=cache)
-
-
 @pytest.mark.parametrize("heads", SPLITS, ids=str)
 def test_autocast(heads):
     """Products in bfloat16, of 8 bits: outputs and gradients differ from float32's by some roundings of 2^-9 a number,
@@ -134,9 +103,6 @@ def test_autocast(heads):
         found = [y, *torch.autograd.grad(y, [leaf, *trained(one).values()], draw(*y.shape, seed=9).bfloat16())]
         for a, b in zip(found, expected, strict=True):
             assert (a - b).norm() < 8 * 2**-8 * b.norm()
-
-
-gated = partial(MultiheadAttention, attention="delta")
 
 
 def test_kinds_of_ones_own():

@@ -12,7 +12,6 @@ from ortho import (
     ConvolvedAttention,
     HybridAttention,
     InductionHeads,
-    LanguageModel,
     freeze_qk,
     to_standard,
 )
@@ -72,19 +71,9 @@ def test_as_the_formula_reads(own, draw_name, form):
         close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
 
 
-@pytest.mark.parametrize(
-    ("d", "own", "wanted"),
-    [(256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32), (512, {"head_dim": 96, "sink": 0.9}, 96),
-     (256, {"sink": 0.9, "key_dim": 9}, 9)],
-)  # fmt: skip
-def test_keys_are_wide_where_a_sink_asks_for_it(d, own, wanted):
-    """As wide as values, but with a sink 64 if the layer is, and nobody says otherwise."""
-    assert heads(width=d, count=1, **{"head_dim": 8} | own).key_dim == wanted
-
-
 def test_defaults():
-    """c is the square root of K, 4 at most; rows have unit length, and those of heads that fit into d are orthogonal
-    altogether."""
+    """c is the square root of K, 4 at most. Keys are as wide as values, but with a sink 64 if the layer is. Rows have
+    unit length, and those of heads that fit into d are orthogonal altogether."""
     assert [default_sharpness(width) for width in (9, 16, 64)] == [3.0, 4.0, 4.0]
     together = heads().projection.weight[0]
     close(together @ together.mT, torch.eye(WIDTH, dtype=torch.float64))
@@ -94,6 +83,8 @@ def test_defaults():
     wide = heads(head_dim=2 * WIDTH, count=1).projection.weight[0]
     close(wide.square().sum(), torch.tensor(2.0 * WIDTH, dtype=torch.float64))  # the variance 1 / d
     assert heads(sharpness=2).projection.sharpness == 2.0
+    for d, own, wanted in ((256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32)):
+        assert heads(width=d, count=1, head_dim=8, **own).key_dim == wanted
 
 
 @FORMS
@@ -123,19 +114,6 @@ def test_padding_on_the_left_is_as_good_as_absent(tokens, causal, form):
             _, state = layer(x[:, :cut], key_padding_mask=padded[:, :cut], is_causal=True, return_state=True)
             y = layer(x[:, cut:], key_padding_mask=padded, is_causal=True, initial_state=state)
             close(y[:, max(0, 4 - cut) :], expected[:, max(0, cut - 4) :])
-
-
-def test_in_a_model():
-    """With a short convolution before heads of two kinds: decoding gives what the whole gives, and cost is exact."""
-    kind = {"layer": ConvolvedAttention, "of": HybridAttention, "heads": {"induction": 2, "positional": 2}}
-    model = LanguageModel(11, WIDTH, H, 2, max_length=None, dtype=torch.float64, **kind)
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attention.kernel.normal_(generator=torch.Generator().manual_seed(2))
-    tokens = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(1))
-    caches = model.new_caches(12)
-    read = [model(tokens[:, a:b], caches=caches) for a, b in ((0, 1), (1, 5), (5, 12))]
-    close(torch.cat(read, 1), model(tokens))
 
 
 def test_adapters_leave_them():
@@ -207,12 +185,3 @@ def test_compiled_decoding():
     step, cache = torch.compile(layer, backend="eager"), layer.new_cache(N)
     read = [step(x[:, i : i + 1], is_causal=True, cache=cache) for i in range(N)]
     close(torch.cat(read, 1), layer(x, is_causal=True))
-
-
-def test_autocast_of_half_precision():
-    """The backward pass makes q and k in autocast's dtype, as the forward pass did."""
-    layer = HybridAttention(WIDTH, H, heads={"selective-induction": 2, "structured-stopped": 2})
-    x = draw(1, N, WIDTH).bfloat16().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        y = layer(x, is_causal=True)
-    assert torch.autograd.grad(y.float().sum(), x)[0].isfinite().all()

@@ -77,12 +77,7 @@ def decoded(m, x, **kwargs):
 
 BAD = [
     (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
-    (lambda m, x: layer(("last",)), "patterns: expected one of 'current'.*, got 'last'"),
     (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
-    (lambda m, x: m(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts to"),
-    (lambda m, x: m(x, attn_mask=torch.ones(6, 6).bool()), "attn_mask: expected a mask of keys"),
-    (lambda m, x: m(x, is_causal=True, initial_state=(x, x)), "initial_state: expected a tuple of tensors"),
-    (lambda m, x: m(x, return_state=True), "return_state: expected none in a call that is not causal"),
     (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),
     (lambda m, x: decoded(m, x[:, :2], return_state=True), "return_state: expected none beside a cache, got bool"),
     (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "attn_mask: expected none beside a cache"),

@@ -5,12 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from refusals import refuses
 from seeded import generator
 
 from ortho import LanguageModel, to_standard
 from ortho.projections import FrozenProjection, LearnedProjection
-from ortho.projections.projection import head_sizes, kv_heads
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -37,17 +35,3 @@ def test_each_block_has_a_projection_of_its_own(projection):
     tokens = torch.randint(13, (2, 9), generator=generator(3))
     assert torch.equal(model(tokens), apart(tokens))
     close(to_standard(model)(tokens), model(tokens))
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: head_sizes(8, 0, 4), "num_heads"),
-        (lambda: head_sizes(-8, 2, 4), "d_model"),
-        (lambda: head_sizes(8, 2, 0), "head_dim"),
-        (lambda: kv_heads(4, 0), "num_kv_heads"),
-        (lambda: kv_heads(4, -2), "num_kv_heads"),
-    ],
-)
-def test_sizes_below_one_are_refused(call, name):
-    refuses(f"^{name}: expected an integer of at least 1", call)

@@ -15,7 +15,6 @@ close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
 B, N, WIDTH, H = 2, 9, 24, 4
 FUNCTIONS = {"reference": short_convolution_reference, "fast": short_convolution}
-SIZES = [(1, 5, 8, 2), (2, 7, 12, 3), (2, 33, 64, 4), (3, 1, 8, 4), (2, 2, 8, 4)]  # B, N, d, H
 
 
 def convolved(**kwargs):
