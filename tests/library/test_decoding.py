@@ -19,7 +19,6 @@ from ortho import (
     LanguageModel,
     MultiheadAttention,
     PositionalHeads,
-    RandomFeatureAttention,
 )
 from ortho.attention import cache as caches
 from ortho.attention.cache import RingCache, new_cache
@@ -187,13 +186,6 @@ def test_a_cache_has_no_gradients():
     assert not one(torch.zeros(1, 3, dtype=torch.long), caches=one.new_caches()).requires_grad
 
 
-def test_random_features_of_its_own():
-    attend = RandomFeatureAttention(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q, k, v = qkv()
-    got = in_pieces(new_cache(attend, LENGTH), (q, k, v), CUTS["pieces"])
-    torch.testing.assert_close(got, attend(q, k, v, is_causal=True), **CLOSE)
-
-
 def model(**kwargs):
     generator = torch.Generator().manual_seed(0)
     return LanguageModel(13, 8, 2, 2, max_length=16, generator=generator, dtype=torch.float64, **kwargs)
@@ -346,13 +338,3 @@ def test_a_copy_made_in_inference_mode_is_used_outside_it(name):
         copied = cache.copy()
     last = [x[:, :, :1] for x in (q, k, v)]
     assert torch.equal(copied.attend(*last), cache.attend(*last))
-
-
-@pytest.mark.parametrize("name", ["softmax", "window", "strided", "big-bird"])
-def test_narrow_values_are_refused_before_anything_is_kept(name):
-    q, k, v = (draw(2, 4, 6, 4, seed=i) for i in range(3))
-    cache = new_cache(name, 64)
-    refuses(r"^v: expected width 4 like q", cache.attend, q, k, v[..., :2])
-    assert cache.length == 0
-    whole = new_cache(name, 64).attend(q, k, v)
-    assert torch.equal(cache.attend(q, k, v), whole)

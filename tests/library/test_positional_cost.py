@@ -5,7 +5,7 @@ import sympy as sp
 import torch
 
 from ortho.attention.positional.patterns import Recent, Shift
-from ortho.attention.positional.positional_attention import PATTERNS, SEVEN, positional_attention
+from ortho.attention.positional.positional_attention import PATTERNS, positional_attention
 from ortho.cost import counting
 from ortho.cost.big_o import N, constants, d
 from ortho.cost.layers import around, hybrid, positional_heads
@@ -40,13 +40,3 @@ def test_orders():
     assert constants(seven.forward) == {N * d**2: sp.Rational(9, 2), N**2 * d: sp.Rational(1, 2)}
     assert constants(none.forward) == {N * d**2: 8, N**2 * d: 4}
     assert sp.expand(seven.trained - sp.Rational(9, 4) * d**2) == 0
-
-
-@pytest.mark.bad_input
-def test_errors():
-    with pytest.raises(ValueError, match="patterns: expected one for each of 4 heads, got 7"):
-        positional_heads(1, 5, 8, 4, patterns=SEVEN)
-    with pytest.raises(ValueError, match="H: expected a divisor of d = 8, got 3"):
-        positional_heads(1, 5, 8, 3)
-    with pytest.raises(ValueError, match="patterns: expected one of .* got 'last'"):
-        positional_heads(1, 5, 8, 1, patterns=["last"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from refusals import refusals
 
-from ortho.attention.positional.patterns import RECENT, Recent, Shift
+from ortho.attention.positional.patterns import RECENT, Recent
 from ortho.attention.positional.positional_attention import PATTERNS, SEVEN, positional_attention
 
 # Weights are quotients of exact sums: a few roundings each.
@@ -59,31 +59,6 @@ def test_the_last_tokens_by_hand(causal):
     for pattern, rows in expected.items():
         assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
     assert (RECENT.width, RECENT.ahead, RECENT.vectors, RECENT.mirrored().vectors) == (8, False, 7, 0)
-
-
-def test_the_list():
-    assert list(PATTERNS) == [*BY_HAND, "recent"]
-    assert all(PATTERNS[name].name == name for name in PATTERNS)
-
-
-EMPTY_ROWS = {  # of n tokens; other patterns have none
-    "previous": lambda i, n, causal: i < 1,
-    "third last": lambda i, n, causal: i < 3,
-    "next": lambda i, n, causal: causal or i == n - 1,
-    "left": lambda i, n, causal: i < 2,
-    "right": lambda i, n, causal: causal or i >= n - 2,
-}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 17])
-def test_rows_sum_to_one_or_are_empty(n, causal):
-    for pattern in (*SEVEN, Shift("third last", -3), RECENT, Recent("", 2, ahead=True)):
-        is_empty = EMPTY_ROWS.get(pattern.name, lambda i, n, causal: False)
-        empty = torch.tensor([is_empty(i, n, causal) for i in range(n)])
-        weights = pattern.weights(n, is_causal=causal)
-        torch.testing.assert_close(weights.sum(-1), (~empty).double(), **close)
-        assert not weights[empty].any()
 
 
 def exact(pattern, i, n, values, causal):

@@ -9,7 +9,6 @@ import torch
 from by_loops import averaged
 from seeded import draw
 
-from ortho.attention import softmax_attention_reference
 from ortho.attention.position_bias.alibi import alibi_attention, alibi_attention_reference, slopes
 from ortho.attention.position_bias.forgetting_transformer import forgetting_attention, forgetting_attention_reference
 from ortho.attention.position_bias.rotary import rotary_attention, rotary_attention_reference
@@ -75,28 +74,6 @@ def test_forgetting_formula(attention, causal):
     close(attention(q, k, v, log_forget=log_f, is_causal=causal), expected)
 
 
-@pytest.mark.parametrize("attention", FOX)
-@pytest.mark.parametrize("causal", [False, True])
-def test_without_a_gate_it_is_softmax_attention(attention, causal):
-    q, k, v = (draw(2, 9, 4, seed=s) for s in range(3))
-    expected = softmax_attention_reference(q, k, v, is_causal=causal)
-    close(attention(q, k, v, is_causal=causal), expected)
-    close(attention(q, k, v, log_forget=torch.zeros(2, 9), is_causal=causal), expected)
-
-
-@pytest.mark.parametrize("attention", FOX)
-def test_hidden_keys_forget_nothing(attention):
-    """`test_pieces.py` shows that for masks of keys; a key that some query sees is not hidden."""
-    q, k, v, log_f = *(draw(8, 4, seed=s) for s in range(3)), gates(8)
-    there = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
-    without = attention(q, k, v, log_forget=log_f, attn_mask=there)
-    seen_once = there.expand(8, 8).clone()
-    seen_once[7, 2] = True
-    with pytest.raises(ValueError, match=r"^attn_mask: expected a mask of keys, of shape \(..., 1, 8\), got \(8, 8\)"):
-        attention(q, k, v, log_forget=log_f, is_causal=True, attn_mask=seen_once)
-    assert not torch.allclose(attention(q, k, v, log_forget=log_f, attn_mask=seen_once)[3], without[3])
-
-
 @pytest.mark.parametrize("attention", FOX[:2])
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_decays_in_float32(attention, causal):
@@ -141,6 +118,7 @@ def test_gates_at_their_limit_stay_finite(attention):
         ({"log_forget": gates(2, 4)}, r"log_forget: expected shape \(2, 5\) like the keys, got \(2, 4\)"),
         ({"log_forget": -gates(2, 5)}, "log_forget: expected logarithms of forget gates within"),
         ({"log_forget": torch.full((2, 5), -1e308, dtype=torch.float64)}, "log_forget: expected logarithms"),
+        ({"is_causal": True, "attn_mask": torch.ones(5, 5) > 0}, "attn_mask: expected a mask of keys"),
         ({"q": draw(2, 3, 4)}, "q: expected as many queries as keys, 5, got 3"),
         (
             {"initial_state": (draw(2, 3, 4), draw(2, 3, 4), gates(2, 2))},

@@ -68,13 +68,6 @@ def inputs(shape, seed):
     return torch.randn(batch, length, width, generator=g, dtype=torch.float64), width, heads, g
 
 
-@pytest.mark.parametrize("attention", MECHANISMS)
-def test_a_family_is_a_folder(attention):
-    function = MECHANISMS[attention].fast
-    home = getattr(function, "func", function).__module__  # partial, where several mechanisms share a function
-    assert home.split(".")[2] == MECHANISMS[attention].family
-
-
 @pytest.mark.parametrize(("projection", "attention"), GRADIENT_PAIRS)
 @given(shape=shapes, seed=seeds, causal=st.booleans(), padded=st.booleans())
 @examples

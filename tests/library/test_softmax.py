@@ -88,9 +88,6 @@ def test_no_silent_fallback(monkeypatch):
     refuses("No viable backend", softmax_attention, q, q, q, error=RuntimeError)
 
 
-# ------------------------------------------------------------------------------------------------ FlashAttention
-
-
 # ------------------------------------------------------------------------------------- PyTorch's kernels by name
 
 
