@@ -80,26 +80,16 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("past", [0, 6])
 def test_as_the_definition(past, mask, causal):
-    for N in (1, 2, 17, 64):
-        kwargs = {"is_causal": causal, "attn_mask": MASKS[mask](N, past + N)}
+    """Without a sink, and with one, of values as wide as keys and narrower; scores are between -7 and 7."""
+    cases = [(N, K, {}) for N in (1, 2, 17, 64)] + [(17, V, {"sink": s}) for V, s in ((K, 1.5), (3, -2), (1, 30.0))]
+    for N, V, sink in cases:
+        kwargs = {"is_causal": causal, "attn_mask": MASKS[mask](N, past + N), **sink}
         if past:
-            kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, K, seed=6).requires_grad_()
-        assert_same(*operands(N), **kwargs)
+            kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, V, seed=6).requires_grad_()
+        assert_same(*operands(N, values=V), **kwargs)
     for lead in ((), (3,), (2, 1, 3)):
         if mask in ("none", "pairs of heads") and not past:
             assert_same(*operands(9, lead), is_causal=causal, attn_mask=holes(9, 9, lead) if mask != "none" else None)
-
-
-@causal_or_not
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("past", [0, 6])
-def test_with_a_sink(past, mask, causal):
-    """Both forms, of values as wide as keys and narrower; scores are between -7 and 7."""
-    for values, sink in ((K, 1.5), (3, -2), (1, 30.0)):
-        kwargs = {"is_causal": causal, "attn_mask": MASKS[mask](17, past + 17), "sink": sink}
-        if past:
-            kwargs["initial_state"] = draw(2, 3, past, K, seed=5), draw(2, 3, past, values, seed=6).requires_grad_()
-        assert_same(*operands(17, values=values), **kwargs)
 
 
 def test_a_sink_is_a_key_whose_value_is_0():

@@ -16,8 +16,7 @@ from ortho.attention.linear.linear_attention import kernel_weights
 from ortho.projections import LearnedProjection
 from paper.claims import Verdict, ledger
 
-CONFIRMED, CORRECTED, REFUTED = Verdict.CONFIRMED, Verdict.CORRECTED, Verdict.REFUTED
-INCONSISTENT, CONDITIONAL, UNTESTABLE = Verdict.INCONSISTENT, Verdict.CONDITIONAL, Verdict.UNTESTABLE
+CONFIRMED, CONDITIONAL, REFUTED = Verdict.CONFIRMED, Verdict.CONDITIONAL, Verdict.REFUTED
 SHARED = "paper.claims.shared"
 FIXED = "7 fixed + 1 learned"
 
