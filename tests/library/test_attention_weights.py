@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from gradients import trained
-from refusals import refuses
 from seeded import generator
 
 from ortho import MECHANISMS, FrozenQKAttention, MultiheadAttention, TransformerBlock
