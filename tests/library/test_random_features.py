@@ -72,6 +72,20 @@ def test_fits_are_unbiased(name, dtype, batch):
             torch.testing.assert_close(ours[1, 2].abs(), alone.abs(), rtol=1e-3, atol=500 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("name", FITS)
+def test_tokens_that_are_left_out(name):
+    """The fit is as if they were not there, whatever they hold; with no token left it is still finite and unbiased."""
+    x, y = queries_and_keys(batch=(2,))
+    keep_x, keep_y = torch.arange(30) < torch.tensor([[30], [20]]), torch.arange(40) >= torch.tensor([[5], [0]])
+    found = FITS[name](x, y, keep_x=keep_x, keep_y=keep_y)
+    for b, (rows, columns) in enumerate(((slice(0, 30), slice(5, 40)), (slice(0, 20), slice(0, 40)))):
+        for ours, alone in zip(tensors(found), tensors(FITS[name](x[b, rows], y[b, columns])), strict=True):
+            torch.testing.assert_close(ours[b].abs(), alone.abs(), rtol=1e-9, atol=1e-9)  # axes have no sign
+    nothing = FITS[name](x, y, keep_x=keep_x & False, keep_y=keep_y & False)
+    assert all(each.isfinite().all() for each in tensors(nothing))
+    torch.testing.assert_close(constraint(nothing), torch.eye(6, dtype=F64).expand(2, 6, 6))
+
+
 POOR = {
     "fewer tokens than dimensions": lambda dtype: queries_and_keys(N=3, M=4, K=8, dtype=dtype),
     "one token": lambda dtype: queries_and_keys(N=1, M=1, K=8, dtype=dtype),
