@@ -86,9 +86,6 @@ def test_a_crossover_is_where_a_mechanism_gets_faster_for_good(ratios, crossing)
 def test_crossovers_of_the_records():
     (row,) = rows.crossovers(powers(linear=1))  # N against N^2 / 4096
     assert row["yardstick"] == pytest.approx((4096, 4096))
-    assert rows.in_words(row["yardstick"]) == "from about 4,100 on"
-    assert rows.in_words((0, 512)) == "at every length measured, from 512 on"
-    assert rows.in_words((1024, math.inf)) == "at no length measured, up to 1,024"
 
 
 # -------------------------------------------------------------------------------------------------------- steps
@@ -115,7 +112,6 @@ def test_rows_of_the_exchanged_pass(dtype):
     # Five products of 64 columns against two of 64 columns and 16 bytes more.
     assert row["backward_bound"] == pytest.approx(5 / 2 * 64 / (64 + (4 if dtype == "float32" else 8)))
     assert 1 < row["both_bound"] < row["backward_bound"]
-    assert value_gradient.label(row) == f"N=40 d=128 B=1 {dtype} causal"
 
 
 def test_times_of_language_models_are_compared_within_repetitions():
@@ -124,7 +120,6 @@ def test_times_of_language_models_are_compared_within_repetitions():
     assert language_models.relative(measured) == {"learned": [1, 1], "frozen": [2, 1.5], "linear": [3, 1.5]}
     counts = {"learned": 100, "frozen": 150}
     assert language_models.relative(measured, counts) == {"learned": [1, 1], "frozen": [3, 2.25]}
-    assert language_models.line(measured).startswith("learned 1500.0 ms a step; learned 1.00 times, linear 2.25 times")
 
 
 @pytest.mark.parametrize("n", [8, 31, 50, 61])
@@ -155,7 +150,6 @@ def test_rows_and_slopes_of_decoding():
     assert math.isclose(growth["softmax"]["bytes"], 1.0)
     assert growth["linear"]["time"] == (0.0, 0.0, 0.0)
     assert growth["linear"]["bytes"] == 0.0
-    assert decoding.line(measured) == "softmax +1.00, linear +0.00"
 
 
 def projected(d=128, N=64, device="cpu-x", **seconds):
