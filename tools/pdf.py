@@ -3,7 +3,7 @@
     python tools/pdf.py
 
 The pages in `_build/html` are joined in the order of `_toc.yml` into one document, styled by `tools/pdf.css`; the
-reference of the package, the guides and the page in Chinese are left out. In it each id carries the name of its page, so
+reference of the package, guides and the page in Chinese are left out. In it each id carries the name of its page, so
 that equal ids do not collide, and links between pages lead to places in the document. Chromium, driven by Playwright,
 typesets and prints it. Folded code is left out; folded evidence is unfolded in the chapters and left out of the ledger.
 """
