@@ -88,8 +88,8 @@ def drawn_missed(
 def carrying(
     q: Float[Tensor, "d K"], k: Float[Tensor, "d K"], wanted_q: Float[Tensor, "d K"], wanted_k: Float[Tensor, "d K"]
 ) -> Float[Tensor, "d d"]:
-    """P with P^T q = wanted_q and P^T k = wanted_k: the scores of P x and P y with drawn matrices q and k are those of
-    x and y with the wanted ones. The least of all such P.
+    """B with B^T q = wanted_q and B^T k = wanted_k: the scores of B x and B y with drawn matrices q and k are those of
+    x and y with the wanted ones. The least of all such B.
 
     Raises ValueError if the 2 K columns of q and k are not linearly independent, as where 2 K > d.
     """
@@ -103,7 +103,7 @@ def carrying(
 def freedoms(d: int, K: int) -> tuple[int, int]:
     """The dimensions of what d/K heads can make together: learned, and frozen after a linear map of x.
 
-    Learned heads have a map M of rank K each, with (2 d - K) K dimensions. Frozen heads share one map P with d^2
+    Learned heads have a map M of rank K each, with (2 d - K) K dimensions. Frozen heads share one map B with d^2
     entries, which are fewer. Raises TypeError or ValueError for sizes below 1, and unless K is a divisor of d below d.
     """
     expect(d > K and d % K == 0, "K", f"a divisor of d = {d} that is less", K)
