@@ -15,7 +15,7 @@ from refusals import refuses
 from seeded import draw
 
 from ortho import MECHANISMS
-from ortho.attention import FORMS, recurrence
+from ortho.attention import FORMS, chunked_recurrence
 from ortho.attention.chunked_recurrence import TILE
 from ortho.attention.recurrence import CHUNK
 from ortho.cost.counting import Allocations
@@ -62,7 +62,7 @@ def test_two_calls_are_the_whole(name, sizes, monkeypatch):
     for causal in ways(m):
         expected = None
         for function, piece, tile in functions(m, size):
-            monkeypatch.setattr(recurrence, "TILE", tile)
+            monkeypatch.setattr(chunked_recurrence, "TILE", tile)
             attend, states = partial(function, is_causal=causal, return_state=True, **piece), []
 
             def whole(attend=attend, states=states, **x):
@@ -101,7 +101,7 @@ def test_masks_of_every_shape(name, monkeypatch):
         mask = draw(*shape, seed=4) > 0
         results = []
         for function, sizes, tile in functions(m, 4):
-            monkeypatch.setattr(recurrence, "TILE", tile)
+            monkeypatch.setattr(chunked_recurrence, "TILE", tile)
 
             def call(function=function, causal=causal, mask=mask, sizes=sizes, **x):
                 return function(**x, is_causal=causal, attn_mask=mask, **sizes)
@@ -174,7 +174,7 @@ def test_hidden_tokens(name, form, kept):
 @pytest.mark.parametrize("tile", [TILE, 2])
 def test_the_future_leaves_the_prefix(name, tile, monkeypatch):
     """Bit for bit, at cuts inside and between pieces, whether the tokens that come are large or vanish."""
-    monkeypatch.setattr(recurrence, "TILE", tile)
+    monkeypatch.setattr(chunked_recurrence, "TILE", tile)
     m = PIECEWISE[name]
     given, other = (operands(m, 2, length=150, seed=seed) for seed in (0, 1))  # three chunks of 50, or two of 64
 
