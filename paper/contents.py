@@ -45,8 +45,8 @@ def chapters() -> list[Page]:
     return [page for page in pages() if page.number]
 
 
-def link(name: str, words: str = "", folder: str = "..") -> str:
-    """A link in Markdown to a page by the last part of its path.
+def link(name: str, words: str = "") -> str:
+    """A link in Markdown, from a page in `book/` or `notebooks/`, to a page by the last part of its path.
 
     Parameters
     ----------
@@ -54,8 +54,6 @@ def link(name: str, words: str = "", folder: str = "..") -> str:
         '07-one-projection-twice', or 'serving' for a page of a system.
     words
         What the link says: by default 'chapter 7', or the page's title.
-    folder
-        The way from the page with the link to the repository's root.
 
     Raises
     ------
@@ -65,7 +63,7 @@ def link(name: str, words: str = "", folder: str = "..") -> str:
     for page in pages():
         if page.name.rpartition("/")[2] == name:
             shown = words or (f"chapter {page.number}" if page.number else page.title)
-            return f"[{shown}]({folder}/{page.name}.ipynb)"
+            return f"[{shown}](../{page.name}.ipynb)"
     raise ValueError(f"name: expected the name of a page in _toc.yml, got {name!r}")
 
 

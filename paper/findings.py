@@ -87,39 +87,22 @@ def printed() -> Values:
     }
 
 
-def plain(case: Mapping[str, Any]) -> bool:
-    """Whether a timed step is of the kind that the source speaks of, in the precision that its device is made for."""
-    usual = "float32" if case["device"] == "cpu" else "bfloat16"
-    kind = case["d"], case["dtype"], case["input_grad"], case["causal"], case["compiled"]
-    return kind == (WIDTH, usual, True, False, False)
-
-
-@cache
-def measured_steps() -> dict[tuple[str, str], list[Any]]:
-    """(device, 'layer' or 'block') -> the measured speed-ups of the frozen layer, by length."""
-    kept = [record for record in experiments.load("training-step") if plain(record["configuration"])]
-    return {
-        (records[0]["provenance"]["device_name"].replace("(R)", ""), scope): sorted(
-            (row for row in experiments.speedups(records) if (row["arm"], row["scope"]) == ("frozen", scope)),
-            key=lambda row: row["N"],
-        )
-        for records in experiments.by_device(kept).values()
-        for scope in ("layer", "block")
-    }
-
-
 def measured() -> Values:
-    """Steps of frozen layers and blocks on a CPU's clock, with commit and date."""
-    records = [record for record in experiments.load("training-step") if experiments.on_cpu(record["device"])]
+    """Steps of frozen layers and blocks, as the source has them, on a CPU's clock, with commit and date."""
+    kind = {"device": "cpu", "d": WIDTH, "dtype": "float32", "input_grad": True, "causal": False, "compiled": False}
+    records = [one for one in experiments.load("training-step") if kind.items() <= one["configuration"].items()]
     made = records[0]["provenance"]
     device = made["device_name"].replace("(R)", "")
-    gains = {
-        scope: [100 * row["speedup"][1] - 100 for row in measured_steps()[device, scope]]
+    rows = experiments.speedups([one for one in records if one["device"] == records[0]["device"]])
+    found = {
+        f"step_gain_{scope}": [
+            100 * row["speedup"][1] - 100 for row in rows if (row["arm"], row["scope"]) == ("frozen", scope)
+        ]
         for scope in ("layer", "block")
     }
     return {
         "step_device": f"{device}, commit {made['commit'][:8]} of {made['date_utc'][:10]}",
-        **{f"step_gain_{scope}": f"{min(found):.0f} to {max(found):.0f}" for scope, found in gains.items()},
+        **{name: f"{min(gains):.0f} to {max(gains):.0f}" for name, gains in found.items()},
     }
 
 
