@@ -20,7 +20,6 @@ def fake(run=lambda _: outcome(), name="fake", works=(1, 1, 1), **kwargs):
     def cases(_):
         return [{"index": index, "work": work} for index, work in enumerate(works)]
 
-    kwargs.setdefault("work", lambda case: float(case["work"]))
     return Experiment(name, "a title", cases, run, **kwargs)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from paper.experiments.campaign import staged
 from paper.experiments.catalogue import EXPERIMENTS
 from paper.experiments.devices import by_device, judged_device, on_cpu
 from paper.experiments.engine import cli, records
@@ -60,4 +59,4 @@ def _cases(experiment: str, _: tuple[tuple[str, float], ...]) -> list[Case]:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m paper experiments`, with the arguments after that word. Returns the exit status."""
-    return cli.main(argv, EXPERIMENTS, campaign=staged(EXPERIMENTS))
+    return cli.main(argv, EXPERIMENTS)

@@ -82,8 +82,7 @@ TITLES = {
 
 @runtime_checkable
 class Parts(Protocol):
-    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case`, `work`, `label` and `line` are
-    optional."""
+    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case` and `label` are optional."""
 
     @property
     def run(self) -> Callable[..., dict[str, Any]]: ...
@@ -91,7 +90,7 @@ class Parts(Protocol):
 
 def _parts(module: Parts) -> dict[str, Any]:
     """The fields of an `Experiment` that a module has."""
-    names = {name: name for name in ("cases", "run", "smoke_case", "work", "label", "line")}
+    names = {name: name for name in ("cases", "run", "smoke_case", "label")}
     names |= {"version": "VERSION"}
     return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
 

@@ -93,7 +93,6 @@ def test_a_run_is_stored_whole_and_again_gives_the_same(name, arm, tmp_path):
     looks = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
     wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
     assert [look["step"] for look in facts["validation"]] == sorted(wanted)
-    assert experiment.line(record)
     assert without_seconds(experiment.run(case)) == without_seconds(record)
 
 
@@ -190,7 +189,7 @@ def test_all_rates_are_tried_first_and_where_one_is_chosen_all_seeds_are_asked_f
     assert {case["rate"] for case in counting} == {0.125}
     assert len({records.key(case) for case in cases}) == len(cases)
     for case in cases:
-        assert experiment.work(case) > 0 and case["arm"] in experiment.label(case)
+        assert case["arm"] in experiment.label(case)
         assert "decision_margin" not in case or Decision.of(case)
 
 

@@ -18,15 +18,14 @@ from paper.experiments.engine.runner import Experiment, UnwritableError
 DEVICES = ("cpu", "cuda")
 
 
-def main(argv: Sequence[str], experiments: Mapping[str, Experiment], campaign: Sequence[Experiment] = ()) -> int:
-    """Run, list, show or compare cases of experiments; on a GPU all cases in the order of the `campaign`.
+def main(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> int:
+    """Run, list, show or compare cases of experiments.
 
     Returns 0; 1 if a case failed, a file of records is damaged or a record cannot be written; 130 for Ctrl-C and
     SIGTERM. Bad usage raises SystemExit with 2.
     """
     options = _parse(argv, experiments)
-    every = list(experiments.values()) if options.device == "cpu" or options.list or options.show else campaign
-    chosen = [experiments[name] for name in options.names] or every
+    chosen = [experiments[name] for name in options.names] or list(experiments.values())
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a cluster's jobs have a handler of their own
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -65,7 +64,7 @@ def _parse(argv: Sequence[str], experiments: Mapping[str, Experiment]) -> argpar
     add("--case", metavar="LABEL", help="run this case alone, stored or not: its label in --list, or its configuration")
     add("--compare", action="store_true", help="with --case: store nothing, but say how the stored records differ")
     add("--rerun", action="store_true", help="run again what is stored, too")
-    add("--budget", type=float, default=math.inf, metavar="SECONDS", help="start no case that would end later")
+    add("--budget", type=float, default=math.inf, metavar="SECONDS", help="start no case after them")
     add("--device", choices=DEVICES, help="default: cuda where there is one, else cpu")
     add("--results", type=Path, default=provenance.RESULTS, metavar="DIR", help="default: results/")
     add("--jobs", type=int, metavar="N", help="up to N cases at once, but for timings (default: 1; with slurm all)")
@@ -128,10 +127,10 @@ def _one(experiment: Experiment, options: argparse.Namespace) -> int:
     try:
         if options.compare:
             record = runner.measure(experiment, case, options.device)
-            _compare(experiment, record, [one for one in stored if one["configuration"] == case])
+            _compare(record, [one for one in stored if one["configuration"] == case])
         else:
             record = runner.store(experiment, case, options.device, options.results)
-            print(f"{name}: {experiment.line(record)}", flush=True)
+            print(f"{name}: {records.line(record)}", flush=True)
     except (UnwritableError, RecordError):
         raise
     except Exception as error:
@@ -150,14 +149,14 @@ def _labelled(experiment: Experiment, options: argparse.Namespace, stored: Seque
     return wanted[0]
 
 
-def _compare(experiment: Experiment, record: Record, stored: Sequence[Record]) -> None:
+def _compare(record: Record, stored: Sequence[Record]) -> None:
     """Say by how much stored records of a case differ from one that was just measured."""
-    print(f"now, on {record['device']}: {experiment.line(record)}")
+    print(f"now, on {record['device']}: {records.line(record)}")
     for other in stored:
         found = records.differences(record, other)
         origin = other["provenance"]
         when = f"{origin['date_utc'][:10]}, commit {(origin['commit'] or 'unknown')[:8]}"
-        print(f"{other['device']}, {when}: {experiment.line(other)}")
+        print(f"{other['device']}, {when}: {records.line(other)}")
         print("\n".join(f"  {name}: differs by {share:.2g}" for name, share in found.items()) or "  equal to the bit")
     if not stored:
         print("no record of it is stored")
@@ -183,6 +182,6 @@ def _show(chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
             print(f"no records in {options.results / experiment.name}")
         else:
             for one in stored:
-                print(f"{one['device']}, {experiment.label(one['configuration'])}: {experiment.line(one)}")
+                print(f"{one['device']}, {experiment.label(one['configuration'])}: {records.line(one)}")
         if stale := sum(map(experiment.is_stale, stored)):
             print(f"{stale} of {len(stored)} records are of another version of the study")

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paper._files import written_whole
@@ -108,6 +109,15 @@ def check(record: Any) -> Record:
     if not record["repetitions"] and not record["failures"]:
         raise ValueError("repetitions: expected at least one variant, got none")
     return record
+
+
+def line(record: Record) -> str:
+    """A record in a line: the medians of what was measured of each variant, and what failed."""
+    found = []
+    for variant, quantities in record["repetitions"].items():
+        named = {name: values for name, values in quantities.items() if not name.endswith("_cpu_s")}
+        found.append(f"{variant} " + ", ".join(f"{name} {median(values):.4g}" for name, values in named.items()))
+    return "; ".join([*found, *(f"{variant} failed: {why}" for variant, why in record["failures"].items())])
 
 
 def differences(one: Record, other: Record) -> dict[str, float]:

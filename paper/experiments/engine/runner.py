@@ -34,8 +34,7 @@ class Experiment:
     `run(case)` measures one and returns the parts of a record that are its own: `seeds` and `repetitions`, and where
     there are any, `facts` and `failures` (see `records`). If what it measures is not correct, it raises and nothing is
     stored. `version` is raised by hand when the meaning of its results changes: records of another version are stale.
-    `work(case)` is roughly how many seconds a case should take; the times of similar cases correct it. `label(case)` is
-    a case in a few words, which no other case has.
+    `label(case)` is a case in a few words, which no other case has.
     `is_timing`: its cases run one at a time, each device has to measure its own, and no record is ever stale.
     If `run` takes the path of a `checkpoint` too, a file of its own for each case, it may keep there what it needs to
     go on after a kill. The file is removed when the record is stored.
@@ -47,9 +46,7 @@ class Experiment:
     cases: Callable[[str], list[Case]]
     run: Callable[..., dict[str, Any]]
     version: int = 1
-    work: Callable[[Case], float] = lambda _: 1.0
     label: Callable[[Case], str] = lambda case: " ".join(f"{name}={value}" for name, value in case.items())
-    line: Callable[[Record], str] = "{elapsed_s:.1f} s".format_map
     is_timing: bool = False
     smoke_case: Callable[[Case], Case] | None = None
 
@@ -140,14 +137,6 @@ def missing(experiment: Experiment, device: str, stored: Iterable[Record], own: 
     return [case for case in experiment.cases(device) if records.key(case) not in there]
 
 
-def estimate(experiment: Experiment, case: Case, measured: Sequence[tuple[float, float]]) -> float:
-    """Seconds that a case may take, from (work, elapsed seconds) of others; its own work if there are none. The time of
-    the case nearest in work is scaled up in proportion, never down, as small cases have fixed costs."""
-    work = experiment.work(case)
-    near, elapsed = min(measured, key=lambda pair: abs(math.log(pair[0] / work)), default=(work, work))
-    return elapsed * max(1.0, work / near)
-
-
 def run(
     experiments: Iterable[Experiment],
     device: str,
@@ -161,10 +150,9 @@ def run(
 ) -> Report:
     """Run the cases whose records are missing or stale, or with `rerun` all of them.
 
-    They run in this process, or with several `jobs` each in a process of its own, but for timings, which run alone. A
-    case that by estimate does not fit into the rest of the `budget` seconds is left out; a smaller one after it may
-    still run. A case that fails is reported, and the others run; so is an experiment with a damaged file, which is not
-    run. Raises UnwritableError. However this ends, its processes end with it.
+    They run in this process, or with several `jobs` each in a process of its own, but for timings, which run alone. No
+    case starts after `budget` seconds. A case that fails is reported, and the others run; so is an experiment with a
+    damaged file, which is not run. Raises UnwritableError. However this ends, its processes end with it.
     """
     end, own, session = clock() + budget, device_slug(device), _Session(echo)
     try:
@@ -177,17 +165,14 @@ def run(
             cases = experiment.cases(device)
             todo = cases if rerun else missing(experiment, device, stored, own)
             echo(f"{experiment.name} on {own}: {len(todo)} of {len(cases)} cases to run")
-            known = set(map(records.key, cases))  # others may have no work
-            mine = [one for one in stored if one["device"] == own and records.key(one["configuration"]) in known]
-            measured = [(experiment.work(one["configuration"]), one["elapsed_s"]) for one in mine]
             for case in tqdm(todo, desc=experiment.name, leave=False, disable=None):  # on a terminal alone
                 session.wait_until_at_most(0 if experiment.is_timing else jobs - 1)
-                if clock() + estimate(experiment, case, measured) > end:
+                if clock() > end:
                     session.report.left.append(f"{experiment.name}: {experiment.label(case)}")
                 elif jobs > 1:
                     session.start(experiment, case, device, results)
-                elif record := session.run_here(experiment, case, device, results):
-                    measured.append((experiment.work(case), record["elapsed_s"]))
+                else:
+                    session.run_here(experiment, case, device, results)
         session.wait_until_at_most(0)
     finally:
         for process in session.running:
@@ -207,7 +192,7 @@ class _Session:
         self.report.errors.append(f"{name}: {reason}")
         self.echo(f"error: {self.report.errors[-1]}")
 
-    def run_here(self, experiment: Experiment, case: Case, device: str, results: Path) -> Record | None:
+    def run_here(self, experiment: Experiment, case: Case, device: str, results: Path) -> None:
         name = f"{experiment.name}: {experiment.label(case)}"
         try:
             record = store(experiment, case, device, results)
@@ -215,10 +200,9 @@ class _Session:
             raise
         except Exception as error:  # one broken case must not cost the others
             self.fail(name, f"{type(error).__name__}: {error}")
-            return None
-        self.report.done.append(name)
-        self.echo(f"{name}: {experiment.line(record)}")
-        return record
+        else:
+            self.report.done.append(name)
+            self.echo(f"{name}: {records.line(record)}")
 
     def start(self, experiment: Experiment, case: Case, device: str, results: Path) -> None:
         """Run a case in a process of its own."""

@@ -100,12 +100,6 @@ def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, wo
     return {"difference": difference, "by_chance": better_by_chance(*values)}
 
 
-def line(record: Record) -> str:
-    """One run in a line: the share of right answers in each test."""
-    shares = {test: statistics.median(values["correct_fraction"]) for test, values in record["repetitions"].items()}
-    return ", ".join(f"{test} {share:.3f}" for test, share in shares.items())
-
-
 def tested(record: Record, test: str, quantity: str) -> float:
     """A quantity of a run's test."""
     return float(record["repetitions"][test][quantity][0])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ortho.checks import one_of
-from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import budgets, fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, Arm
 from paper.tasks import wheels
@@ -116,16 +116,6 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     """
     looks = [case["base"] * times for times in LOOKS]
     return ladder.run_of(case, VARIANTS[case["arm"]], TEXTS[case["text"]](), looks=looks, checkpoint=checkpoint)
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    return ladder.work(case)
-
-
-def line(record: Record) -> str:
-    """One run in a line: bits on bytes that go on as a match does, at each look."""
-    return ", ".join(f"{look['step']}: {look['repeats_bits']['goes on']:.2f}" for look in record["facts"]["looks"])
 
 
 def label(case: Case) -> str:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.projections import FrozenProjection
-from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting
 from paper.tasks import induction
 from paper.tasks.task import NONE, Task
@@ -118,9 +118,3 @@ def run(case: Case) -> dict[str, Any]:
 def label(case: Case) -> str:
     """'frozen, residual sums, seed 1'."""
     return f"{case['arm']}, {'' if case['residual'] else 'no '}residual sums, seed {case['seed']}"
-
-
-def line(record: Record) -> str:
-    """The gradient at the first block over that at the top, at first and after training."""
-    ends = (record["repetitions"][stage]["first_over_last_fraction"][0] for stage in STAGES)
-    return ", ".join(f"{stage} {end:.2g}" for stage, end in zip(STAGES, ends, strict=True))

@@ -193,15 +193,6 @@ def seeds_of(case: Case) -> dict[str, int]:
 label = fitting.label
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly, with a share of the first stage."""
-    rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
-    tokens = case["B"] * case["N"]
-    flop = 3 * tokens * (case["L"] * (24 * case["d"] ** 2 + 4 * case["N"] * case["d"]) + 512 * case["d"])
-    steps = case["steps"] + case["first_steps"] / len(ARMS)
-    return 3.0 + steps * (flop / rate + seconds * case["L"])
-
-
 def _bits(record: Record, test: str) -> float:
     return analysis.tested(record, test, "loss_nats") * BITS
 
@@ -218,11 +209,3 @@ MEASURES: Measures = {
     "forgotten": _forgotten,
 }
 by_arm = partial(analysis.by_arm, measures=MEASURES)
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    return (
-        f"new text {_bits(record, 'new, before'):.4f} -> {_bits(record, 'new'):.4f} bits a byte, "
-        f"old {_bits(record, 'old'):.4f} ({_forgotten(record):+.4f}), {record['facts']['train_s']:.0f} s"
-    )

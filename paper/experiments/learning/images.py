@@ -130,14 +130,6 @@ def seeds_of(case: Case) -> dict[str, int]:
 label = "{data}: {arm} seed={seed} rate={rate:g}".format_map
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    rate, seconds = {"cpu": (2e10, 2e-3), "cuda": (5e13, 2e-3)}[case["device"]]
-    tokens = case["B"] * case["N"]
-    flop = case["L"] * 3 * tokens * (24 * case["d"] ** 2 + 4 * case["N"] * case["d"])
-    return 1.0 + case["steps"] * (flop / rate + seconds * case["L"])
-
-
 MEASURES: Measures = {
     "correct": partial(tested, test="test", quantity="correct_fraction"),
     "loss": partial(tested, test="test", quantity="loss_nats"),
@@ -151,9 +143,3 @@ def by_arm(records: Iterable[Record], device: str) -> dict[str, Runs]:
     Raises ValueError if an arm's runs differ in more than the seed.
     """
     return analysis.by_arm(records, device, MEASURES)
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    correct, nats = (measure(record) for measure in MEASURES.values())
-    return f"{correct:.3f} right, {nats:.3f} nats, {record['facts']['train_s']:.1f} s"

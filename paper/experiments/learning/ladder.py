@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from ortho.checks import one_of, positive_int, probability
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import budgets, fitting, ladder_analysis, rates
-from paper.experiments.learning.budgets import COOLING, WARM_UP
+from paper.experiments.learning.budgets import WARM_UP
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, Arm
 from paper.experiments.learning.rates import TUNING
 from paper.tasks import novels, text
@@ -281,16 +281,6 @@ def _repeats(batch: Batch) -> tuple[Tensor, Tensor]:
         found = repeats(windows)
         _KNOWN[key] = found.length >= MATCHED, found.right
     return _KNOWN[key]
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    steps = case["base"] * case["budget"] * (1 + COOLING)
-    products = 6 * 12 * case["d"] ** 2 * case["L"] * case["B"] * case["N"]
-    return 5.0 + steps * products / {"cpu": 5e10, "cuda": 1e13}[case["device"]]
-
-
-line = ladder_analysis.line
 
 
 def label(case: Case) -> str:

@@ -223,10 +223,3 @@ def step_flop(case: Mapping[str, Any]) -> int:
     own: dict[str, Any] = {"layer": layer_cost, "arm": case["arm"]}
     sizes = (case["B"], case["N"], case["d"], case["H"], case["L"])
     return int(model_cost(*sizes, vocab_size=VOCAB_SIZE, max_length=None, d_ff=case["d_ff"], **own).step)
-
-
-def line(record: Record) -> str:
-    """One run in a line: bits a byte at each budget."""
-    part = "validation" if record["configuration"]["seed"] == TUNING else "test"
-    looks = {name: float(np.mean(values[f"{part}_bits"])) for name, values in record["repetitions"].items()}
-    return f"{part} " + ", ".join(f"{name} {bits:.4f}" for name, bits in looks.items())

@@ -3,7 +3,7 @@
 Their figures are stored, so that readers of the pages do not need the novels.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ortho.checks import one_of, positive_int
@@ -51,12 +51,6 @@ def bits(records: Iterable[Record], name: str) -> dict[int, tuple[float, ...]]:
     own = [record for record in records if record["configuration"]["text"] == name]
     own.sort(key=lambda record: int(record["configuration"]["budget"]))
     return {r["configuration"]["budget"]: tuple(r["repetitions"]["tables"]["test_bits"]) for r in own}
-
-
-def line(record: Record) -> str:
-    """The best table of one budget."""
-    found: Sequence[float] = record["repetitions"]["tables"]["test_bits"]
-    return f"the last {found.index(min(found)) + 1} bytes: {min(found):.4f} bits a byte"
 
 
 label = "{text}, {budget} x".format_map

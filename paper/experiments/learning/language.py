@@ -163,12 +163,6 @@ def step_flop(case: Mapping[str, Any]) -> int:
     return training_flop(arm, *sizes, vocab_size=text.VOCAB_SIZE, d_ff=case["d_ff"])
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly: products, and the other work of a layer."""
-    rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 2e-3)}[case["device"]]
-    return 3.0 + case["steps"] * (step_flop(case) / rate + seconds * case["L"])
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     words = [case["arm"], f"matched {case['matched']}", f"steps={case['steps']}", f"d={case['d']}"]
@@ -204,11 +198,6 @@ def budget(configuration: Mapping[str, Any]) -> float:
         if c["steps"] == matched_steps(arm, like, steps, c["B"], c["N"], c["d"], c["L"], vocab_size=text.VOCAB_SIZE):
             return multiple
     raise ValueError(f"steps: expected those of a budget in {BUDGETS} for {c['arm']!r}, got {c['steps']}")
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    return f"{bits(record):.4f} bits a byte, {record['facts']['train_s']:.0f} s"
 
 
 # Tables of the last bytes beside the models, counted on as much of their text as a model sees.

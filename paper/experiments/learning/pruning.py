@@ -131,16 +131,7 @@ def removable(record: Record, first: str = "least", lost: float = 0.01) -> int:
     return next((count - 1 for count, share in enumerate(shares) if share < shares[0] - lost), len(shares) - 1)
 
 
-work, label = translating.work, fitting.label
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    share = curve(record, "least", "faultless_fraction")[0]
-    numbers = (removable(record, first) for first in FIRST)
-    return "{:.3f} faultless; {} heads go for a point, least needed first, and {} most needed first".format(
-        share, *numbers
-    )
+label = fitting.label
 
 
 def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:

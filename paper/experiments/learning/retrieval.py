@@ -25,7 +25,7 @@ from torch import nn
 
 from ortho.checks import one_of
 from paper.experiments.engine.records import Case
-from paper.experiments.learning import fitting, rates, retrieval_analysis
+from paper.experiments.learning import fitting, rates
 from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.learning.retrieval_tasks import (
@@ -145,14 +145,6 @@ def _trained(
         if looks[-1]["correct_fraction"] >= case["enough_fraction"]:
             break
     return trainer
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    return 3.0 + case["steps"] * case["tokens"] * case["d"] * {"cpu": 3e-7, "cuda": 1e-7}[case["device"]]
-
-
-line = retrieval_analysis.line
 
 
 def label(case: Case) -> str:

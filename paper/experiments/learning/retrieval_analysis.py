@@ -107,14 +107,3 @@ def predicted_boundary(name: str, d: int) -> int | None:
     if SETTINGS[name].others is None:
         return None
     return max((N for N in LENGTHS if (predicted_chance(name, N, d) or 0) >= SUCCESS), default=0)
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    steps = _steps(record)
-    words = [
-        f"{name} {tested['correct_fraction'][0]:.3f}"
-        + (f" after {steps[N]} steps" if (N := int(name.split()[0])) in steps else " not learnt")
-        for name, tested in record["repetitions"].items()
-    ]
-    return f"{', '.join(words)}, {record['facts']['train_s']:.0f} s"

@@ -19,13 +19,12 @@ from ortho.checks import describe, one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case
 from paper.experiments.engine.runner import Experiment
-from paper.experiments.learning import analysis, fitting, rates
+from paper.experiments.learning import fitting, rates
 from paper.experiments.learning.rates import TUNING
 from paper.tasks.task import Task
 
 RATES = (3e-3, 1e-2)
 SEEDS = (1, 2, 3, 4, 5)
-SECONDS_PER_TOKEN = 5e-6
 
 
 @dataclass(frozen=True)
@@ -133,11 +132,6 @@ def plain(arm: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(arm, default=lambda made: getattr(made, "__name__", repr(made))))
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    return 2.0 + SECONDS_PER_TOKEN * case["steps"] * case["B"] * case["N"] * case["L"]
-
-
 def experiment(study: Study) -> Experiment:
     """The experiment of a study."""
     return Experiment(
@@ -145,8 +139,6 @@ def experiment(study: Study) -> Experiment:
         study.title,
         cases=partial(cases, study),
         run=partial(run, study),
-        work=work,
         label=fitting.label,
-        line=analysis.line,
         smoke_case=fitting.smoke_case,
     )

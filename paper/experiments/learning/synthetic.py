@@ -102,13 +102,6 @@ def seeds_of(case: Case) -> dict[str, int]:
     return fitting.paired_seeds(case["arm"], "synthetic", case["task"], case["seed"])
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    rate, seconds = {"cpu": (1e10, 3e-3), "cuda": (1e13, 2e-3)}[case["device"]]
-    products = 6 * 12 * case["d"] ** 2 * case["L"] * case["B"] * case["N"]
-    return 3.0 + case["steps"] * (products / rate + seconds * case["L"])
-
-
 label = "{task}: {arm}, seed={seed}, rate={rate:g}".format_map
 
 
@@ -159,10 +152,3 @@ def _steps(record: Record) -> int | None:
     looks = record["facts"]["validation"]
     found = [int(look["step"]) for look in looks if look["correct_fraction"] >= case["success_fraction"]]
     return min(found, default=int(case["steps"]))
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    steps = _steps(record)
-    seen = "not learnt" if steps is None else f"learnt after {steps} steps"
-    return f"{_correct(record):.3f} of the answers right, {seen}, {record['facts']['train_s']:.0f} s"

@@ -227,15 +227,6 @@ def cases(task: str, device: str) -> list[Case]:
     return fitting.cases(task, case, options, partial(rates.tried, TRIED), SEEDS)
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly: products, for a few tens of tokens a pair, and the other work of a layer."""
-    rate, seconds = {"cpu": (3e10, 3e-3), "cuda": (1e14, 4e-3)}[case["device"]]
-    M, N = (20, 24) if case["task"] == "translation" else (12, 18)
-    tokens = case.get("subwords", 128)
-    flop = training_flop(case["arm"], case["B"], M, N, case["d"], case["L"], vocab_size=tokens)
-    return 4.0 + case["steps"] * (flop / rate + seconds * case["L"])
-
-
 label = "{arm}, pairs={pairs}, seed={seed}, rate={rate:g}".format_map
 
 
@@ -275,13 +266,3 @@ def by_pairs(records: Iterable[Record], device: str, **wanted: Any) -> dict[int,
     numbers = dict.fromkeys(record["configuration"]["pairs"] for record in records)
     found = {n: analysis.by_arm(records, device, MEASURES, flop=flop, pairs=n, **wanted) for n in numbers}
     return {n: arms for n, arms in found.items() if arms}
-
-
-def line(record: Record) -> str:
-    """One run in a line."""
-    score, nats = (MEASURES[name](record) for name in ("score", "loss"))
-    return f"{_named(record)} {score:.3f}, {nats:.3f} nats a token, {record['facts']['train_s']:.0f} s"
-
-
-def _named(record: Record) -> str:
-    return str(record["configuration"]["decision_metric"]).removesuffix("_fraction")

@@ -270,18 +270,4 @@ def _table(counts: Mapping[str, Sequence[float]]) -> Array:
     return np.array([counts[name] for name in COUNTS], dtype=np.float64).T
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    steps = case["base"] * case["budget"]
-    return translating.work({**case, "steps": round((1 + budgets.COOLING) * steps)})
-
-
 label = "{arm}, pairs={pairs}, {budget} x, seed={seed}, rate={rate:g}".format_map
-
-
-def line(record: Record) -> str:
-    """One run in a line: the loss at each budget, and BLEU of a run that counts."""
-    looks = record["facts"]["validation"]
-    texts = [f"{one['budget']} x {one['loss_nats']:.3f}" for one in looks]
-    scores = [f"{100 * one['bleu_fraction']:.1f}" for one in looks if "bleu_fraction" in one]
-    return f"nats {', '.join(texts)}" + (f"; BLEU {', '.join(scores)}" if scores else "")

@@ -15,7 +15,7 @@ from torch import Tensor
 from ortho.attention import MECHANISMS
 from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
-from paper.experiments.engine.records import Case, Record
+from paper.experiments.engine.records import Case
 from paper.experiments.speed import benchmark
 
 SEEDS = {"weights": 0, "inputs": 1}
@@ -85,20 +85,6 @@ def _results(case: Case, form: str, dtype: torch.dtype, *, compiled: bool = Fals
     return {name: tensor.float() for name, tensor in found.items()}
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    return 20.0 if case["mechanism"] in COMPILED else 2.0
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     return case["mechanism"] + (" causal" if case["causal"] else "")
-
-
-def line(record: Record) -> str:
-    """The errors of one mechanism in each precision."""
-    errors = [
-        f"{arm} {found['output_fraction'][0]:.1e}, gradients {found['gradient_fraction'][0]:.1e}"
-        for arm, found in record["repetitions"].items()
-    ]
-    return "; ".join([*errors, *(f"{arm} failed: {why}" for arm, why in record["failures"].items())])

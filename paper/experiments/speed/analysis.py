@@ -55,20 +55,7 @@ def row_of(record: Record, **figures: Any) -> Row:
     return {**record["configuration"], "device": record["device"], **figures}
 
 
-def spread(values: Quartiles | None, digits: int = 3) -> str:
-    """A median with its quartiles as text; '-' for None."""
-    if values is None:
-        return "-"
-    low, middle, high = (f"{value:.{digits}f}" for value in values)
-    return f"{middle} [{low}, {high}]"
-
-
 def spelt(values: Quartiles, digits: int = 2) -> str:
     """The same for a page: 'median (first quartile to third)'."""
     low, middle, high = (f"{value:z.{digits}f}" for value in values)
     return f"{middle} ({low} to {high})"
-
-
-def failures(record: Record, label: str = "") -> list[str]:
-    """A line for each arm that could not be measured, after the label of the case."""
-    return [f"{label}{arm} failed: {why}" for arm, why in record["failures"].items()]

@@ -15,8 +15,8 @@ import torch
 from ortho.attention.recurrence import CHUNK
 from ortho.checks import one_of
 from paper.experiments.engine.records import Case
-from paper.experiments.speed import attention_analysis, benchmark
 from paper.experiments.speed import attention_variants as variants
+from paper.experiments.speed import benchmark
 from paper.experiments.speed.attention_variants import SETS, YARDSTICK, Attention, Operands
 from paper.experiments.speed.benchmark import PASSES, Budget, Timing
 
@@ -25,8 +25,6 @@ SEEDS = {"inputs": variants.SEED, "order": 1}
 CALL_SECONDS = {"cpu": 0.2, "cuda": 0.01}  # the length of one timing, filled by calls in a row
 BUDGETS = {"cpu": Budget(8.0, 3, 15), "cuda": Budget(4.0, 5, 31)}  # without warm-up: every arm has run at its size
 RATES = {"cpu": {"float32": 8e10}, "cuda": {"bfloat16": 3e14, "float32": 1e13}}  # FLOPs a second, about
-START_SECONDS = {"cpu": 2.0, "cuda": 6.0}  # until the first timing
-COMPILE_SECONDS = 40.0  # an arm
 
 
 def case(
@@ -174,20 +172,6 @@ def _give_back(device: str) -> None:
     """Free the memory that an arm no longer uses, so that the next one finds the device as the first did."""
     if device == "cuda":
         torch.cuda.empty_cache()
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    device = case["device"]
-    rate, shortest = RATES[device][case["dtype"]], CALL_SECONDS[device]
-    arms = variants.arms_of(case)
-    flops = [variants.declared(case, arm) for arm in arms]
-    one_round = sum(max(shortest, (cost.forward + cost.backward) / rate) for cost in flops)
-    compiling = COMPILE_SECONDS * len(arms) * case["compiled"]
-    return START_SECONDS[device] + compiling + BUDGETS[device].work(one_round, more=1)
-
-
-line = attention_analysis.line
 
 
 def label(case: Case) -> str:

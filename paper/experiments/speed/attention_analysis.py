@@ -9,7 +9,7 @@ from typing import Any
 from ortho.checks import expect
 from paper.experiments.devices import by_device
 from paper.experiments.engine.records import Record
-from paper.experiments.speed.analysis import Row, by_arm, failures, quartiles, ratio, row_of, spelt, spread
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, spelt
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
 
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
@@ -177,12 +177,6 @@ def doubling(records: Iterable[Record]) -> list[Row]:
         times = {row["N"]: row["seconds"][1] for row in group}
         found += [_named(key) | {"N": N, "factor": times[2 * N] / times[N]} for N in times if 2 * N in times]
     return found
-
-
-def line(record: Record) -> str:
-    """One case in a line: each arm's ratio to the yardstick, with quartiles."""
-    parts = [f"{row['arm']} {spread(row['ratio'], 4)}" for row in rows([record]) if row["arm"] != YARDSTICK]
-    return "; ".join(parts + failures(record))
 
 
 def in_words(crossing: tuple[float, float]) -> str:

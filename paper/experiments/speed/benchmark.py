@@ -104,11 +104,6 @@ class Budget:
     most: int
     warm_up: int = 0
 
-    def work(self, one_round: float, more: float = 0) -> float:
-        """Seconds of all repetitions, the warm-up and `more` rounds together, if a round takes `one_round` seconds."""
-        repetitions = min(self.most, max(self.least, self.seconds / one_round))
-        return float((self.warm_up + more + repetitions) * one_round)
-
 
 def compare(
     timings: Mapping[str, Timing],

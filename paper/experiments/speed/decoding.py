@@ -204,16 +204,6 @@ def timed(cache: Cache, tokens: list[dict[str, Any]], calls: int) -> dict[str, f
     return benchmark.mean_seconds(steps, calls, cuda=tokens[0]["q"].is_cuda)
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; reading the contexts takes most of them."""
-    rate = RATES[case["device"]][case["dtype"]]
-    flops = 0.0
-    for arm in arms_of(case):
-        name, N = parts_of(arm)
-        flops += _mechanism(name).cost(*_sizes(case, N), causal=True, itemsize=benchmark.dtype(case).itemsize).forward
-    return flops / rate + 1.5 * BUDGETS[case["device"]].seconds
-
-
 label = "{family} B={B} {dtype}".format_map
 
 
@@ -258,8 +248,3 @@ def slopes(records: Iterable[Record]) -> list[Row]:
             figures = {"time": quartiles(fits), "bytes": exponent(held)}
             found.append(row_of(record, name=name, contexts=sorted(arms), **figures))
     return found
-
-
-def line(record: Record) -> str:
-    """One case in a line: how each mechanism's step grows with the context."""
-    return ", ".join(f"{row['name']} {row['time'][1]:+.2f}" for row in slopes([record]))

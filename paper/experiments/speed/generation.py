@@ -151,16 +151,4 @@ def rows(records: Sequence[Record]) -> list[Row]:
     return found
 
 
-def line(record: Record) -> str:
-    """One case in a line: tokens a second of each arm."""
-    return ", ".join(f"{row['arm']} {row['tokens_per_s'][1]:.1f} tokens/s" for row in rows([record]))
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    known, device = CONFIGURATIONS[MODEL], case["device"]
-    reading = 2 * known.parameters * case["B"] * case["N"] / RATES[device]
-    return float(len(ARMS) * (10 + reading) + 1.5 * BUDGETS[device].seconds)
-
-
 label = "{model} B={B} N={N} {dtype}".format_map

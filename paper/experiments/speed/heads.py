@@ -96,7 +96,5 @@ def timed(arms: Sequence[str]) -> dict[str, Any]:
     """The parts of the experiment that times these arms."""
     return {
         "run": partial(run, arms=arms),
-        "work": partial(training_step.work, variants=arms, declared=declared),
         "label": training_step.label,
-        "line": partial(training_step.line, declared=declared),
     }

@@ -96,19 +96,3 @@ def gains(records: Iterable[Record]) -> list[Row]:
 
 
 label = training_step.label
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    return BUDGETS[case["device"]].seconds + 5.0
-
-
-def line(record: Record) -> str:
-    """One case in a line."""
-    (row,) = gains([record])
-    return ", ".join(f"{name} {_interval(row[name])}" for name in ("frozen", "control"))
-
-
-def _interval(values: Quartiles) -> str:
-    low, middle, high = values
-    return f"{middle:+.2f} % [{low:+.2f}, {high:+.2f}]"

@@ -11,7 +11,7 @@ from paper.experiments.engine.records import Case
 from paper.experiments.learning import fitting, ladder
 from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION
 from paper.experiments.speed import benchmark, language_models
-from paper.experiments.speed.language_models import BUDGETS, CALLS, SEEDS, STEP_SECONDS
+from paper.experiments.speed.language_models import BUDGETS, CALLS, SEEDS
 from paper.tasks import text
 from paper.training import Trainer
 
@@ -60,15 +60,6 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         trainer = Trainer(model, task.train, plan, draws["training"])
         timings[name] = partial(language_models.timed, trainer, calls)
     return benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, facts={"calls": calls})
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    count = len(arms(case))
-    return 0.5 * count + BUDGETS[case["device"]].work(count * CALLS[case["device"]] * STEP_SECONDS)
-
-
-line = language_models.line
 
 
 def label(case: Case) -> str:

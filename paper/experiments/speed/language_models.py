@@ -14,7 +14,7 @@ from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import fitting, language
 from paper.experiments.learning.arms import arms
 from paper.experiments.speed import benchmark
-from paper.experiments.speed.analysis import by_arm, quartiles
+from paper.experiments.speed.analysis import by_arm
 from paper.experiments.speed.benchmark import Budget
 from paper.tasks import text
 from paper.tasks.task import Task
@@ -24,7 +24,6 @@ BASELINE = "learned"
 SEEDS = {"weights": 0, "training": 1, "checks": 2, "order": 3}
 CALLS = {"cpu": 2, "cuda": 8}  # steps in a row
 BUDGETS = {"cpu": Budget(120.0, 11, 31, warm_up=1), "cuda": Budget(120.0, 11, 31, warm_up=2)}
-STEP_SECONDS = 0.03  # about
 
 
 def case(*, device: str = "cpu", **sizes: int) -> Case:
@@ -75,12 +74,6 @@ def timed(trainer: Trainer, calls: int) -> dict[str, float]:
     return benchmark.mean_seconds(lambda: trainer.run(trainer.step + calls), calls, cuda=cuda)
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    count, device = len(arms(case["H"], case["N"])), case["device"]
-    return 0.5 * count + BUDGETS[device].work(count * CALLS[device] * STEP_SECONDS)
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     return f"{len(arms(case['H'], case['N']))} arms, " + " ".join(f"{name}={case[name]}" for name in "BNdHL")
@@ -105,12 +98,3 @@ def beside(device: str, records: Iterable[Record]) -> Record | None:
     kind, where the models make the same steps; None if there are none."""
     alike = [record for record in records if on_cpu(device) == (record["configuration"]["device"] == "cpu")]
     return min(alike, key=lambda record: (record["device"] != device, record["device"]), default=None)
-
-
-def line(record: Record) -> str:
-    """One case in a line."""
-    middle = {arm: quartiles(ratios)[1] for arm, ratios in relative(record).items()}
-    least, most = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
-    step = quartiles(by_arm(record, "step")[BASELINE])[1]
-    ends = ", ".join(f"{arm} {middle[arm]:.2f} times" for arm in (least, most))
-    return f"{BASELINE} {1e3 * step:.1f} ms a step; {ends} as long"

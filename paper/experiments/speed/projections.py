@@ -19,7 +19,7 @@ from ortho.projections import FrozenProjection, Projection, StructuredProjection
 from ortho.projections.structured import factors
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
-from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
 from paper.experiments.speed.benchmark import Budget, Timing
 
 DENSE = "dense"
@@ -190,22 +190,6 @@ def crossover(records: Iterable[Record], *, phase: str = "step") -> dict[tuple[s
         elif where not in closed:
             found[where] = row["d"]
     return found
-
-
-def line(record: Record) -> str:
-    """One case in a line."""
-    return "; ".join(_figures(row) for row in rows([record]))
-
-
-def _figures(row: Row) -> str:
-    spreads = (f"{phase} {spread(row[phase], 2)}" for phase in PHASES)
-    return f"{row['arm']}: {', '.join(spreads)}, FLOPs {row['flops']:.2f}"
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    one_round = sum(max(3 * flops(case, arm) / RATES[case["device"]], 2 * CALL_SECONDS) for arm in ARMS)
-    return 2 + BUDGETS[case["device"]].work(one_round, more=1)
 
 
 label = "d={d} N={N} B={B} {dtype}".format_map

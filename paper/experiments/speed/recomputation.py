@@ -50,11 +50,6 @@ def segments_of(case: Case) -> dict[str, int]:
     return {f"segments of {length}": L // length for length in (1, 2, 3, L) if L % length == 0}
 
 
-def arms_of(case: Case) -> tuple[str, ...]:
-    """The arms: all kept; segments of blocks recomputed; and materialised attention, kept or its weights recomputed."""
-    return KEPT, *segments_of(case), MATERIALISED, SELECTIVE
-
-
 def declared(case: Case, arm: str) -> Cost | None:
     """The closed form of an arm whose blocks are recomputed whole, or kept; None for other arms."""
     segments = {KEPT: 0, **segments_of(case)}.get(arm)
@@ -129,19 +124,6 @@ def rows(records: Sequence[Record]) -> list[Row]:
             row |= {"peak_bytes": peaks[0], "bytes": peaks[0] / peaks[1] if all(peaks) else None}
             found.append(row | {"flops": cost.step / whole.step if cost and whole else None})
     return found
-
-
-def line(record: Record) -> str:
-    """One case in a line: each arm's time over that of the arm that it is compared with."""
-    return ", ".join(f"{row['arm']} x{row['time'][1]:.3f}" for row in rows([record]) if row["arm"] != row["like"])
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    whole = declared(case, KEPT)
-    assert whole is not None
-    one_round = 1.3 * len(arms_of(case)) * whole.step / RATES[case["device"]]
-    return 2 + BUDGETS[case["device"]].work(one_round, more=2)
 
 
 label = "B={B} N={N} L={L} {dtype}".format_map

@@ -18,7 +18,7 @@ from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark
-from paper.experiments.speed.analysis import Row, failures, ratio, row_of, spread, step_seconds
+from paper.experiments.speed.analysis import Row, ratio, row_of, step_seconds
 from paper.experiments.speed.benchmark import Arm, Budget, assert_all_close, trained
 from paper.memory import layer_bytes
 
@@ -198,15 +198,6 @@ def _compiled(case: Case, eager: Arm, x: Tensor, upstream: Tensor) -> Arm:
     return trained(f"{eager.name}-compiled", module, call)
 
 
-def work(case: Case, variants: Sequence[str] = VARIANTS, declared: Declared = declared) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    device = case["device"]
-    rate = {"cpu": 6e10, "cuda": 3e14 if case["dtype"] == "bfloat16" else 3e13}[device]
-    steps = (1 + case["compiled"]) * (2 if device == "cuda" else 1)
-    one_round = steps * sum(declared(case, variant).step for variant in variants) / rate
-    return 1 + 30 * case["compiled"] + BUDGETS[device].work(one_round)
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     words = [case["scope"], f"N={case['N']}", f"d={case['d']}", f"B={case['B']}", case["dtype"]]
@@ -272,13 +263,3 @@ def memory(records: Iterable[Record]) -> list[Row]:
             saved = saved_bytes(record["configuration"], variant)
             rows.append(row_of(record, arm=arm, variant=variant, **measured, **ratios, counted_saved_bytes=saved))
     return rows
-
-
-def line(record: Record, declared: Declared = declared) -> str:
-    """One case in a line: each arm's speed-up, its quartiles, and the bound."""
-    parts = [
-        f"{row['arm']} {spread(row['speedup'])}, with optimiser {spread(row['speedup_with_optimiser'])}, "
-        f"FLOP bound {row['bound']:.3f}"
-        for row in speedups([record], declared)
-    ]
-    return "; ".join(parts + failures(record))

@@ -14,7 +14,7 @@ from ortho.attention.softmax.softmax_attention import softmax_attention_referenc
 from ortho.cost.mechanisms.softmax import frozen_qk_cost, softmax_cost
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
-from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of, spread
+from paper.experiments.speed.analysis import Row, by_arm, ratio, row_of
 from paper.experiments.speed.training_step import BUDGETS, SEEDS
 
 SDPA, EXCHANGED = ARMS = ("sdpa", "exchanged")
@@ -118,22 +118,6 @@ def rows(records: Iterable[Record]) -> list[Row]:
         row["both_bound"] = (forward + backward) / (own_forward + own_backward)
         found.append(row)
     return found
-
-
-def line(record: Record) -> str:
-    """One case in a line."""
-    (row,) = rows([record])
-    return "; ".join(_figures(row, name) for name in ("backward", "both"))
-
-
-def _figures(row: Row, name: str) -> str:
-    return f"{name} {spread(row[name])}, FLOPs {row[f'{name}_bound']:.3f}"
-
-
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    rate = {"cpu": 5e10, "cuda": 2e14}[case["device"]]
-    return 1 + BUDGETS[case["device"]].work(sum(sum(declared(case, arm)) for arm in ARMS) / rate)
 
 
 def label(case: Case) -> str:

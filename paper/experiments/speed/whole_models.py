@@ -29,8 +29,6 @@ SEEDS = {"weights": 0, "inputs": 1, "order": 2}
 EDGE = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 BATCHES = {"BERT-base": 64, "GPT-2 medium": 16, "ViT-Base": 256}  # on CUDA
 BUDGETS = {"cpu": Budget(90.0, 5, 15, warm_up=1), "cuda": Budget(15.0, 11, 31, warm_up=3)}
-RATES = {"cpu": 4e10, "cuda": 3e14}  # FLOPs a second, about
-BUILD_SECONDS = 20.0
 CHECKED_LAYERS = 2
 STAGES = 60  # successive results through two blocks and back, each rounded once
 AS_FAR = 4  # an error may be this many times that of another computation in the same precision
@@ -148,14 +146,6 @@ def _product(matrix: Tensor, calls: int) -> dict[str, float]:
     return benchmark.mean_seconds(products, calls, cuda=matrix.is_cuda, quantity="product")
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly; the runner corrects them by the times of similar cases."""
-    device, known = case["device"], CONFIGURATIONS[case["model"]]
-    steps = sum(known.cost(case["B"], projection=variant).step for variant in VARIANTS)
-    one_round = (2 if device == "cuda" else 1) * steps / RATES[device]
-    return BUILD_SECONDS + BUDGETS[device].work(one_round)
-
-
 label = "{model} B={B} {dtype}".format_map
 
 
@@ -206,16 +196,3 @@ def _matmul_rate(record: Record) -> float | None:
         return None
     edge: int = record["configuration"]["edge"]
     return 2 * edge**3 / statistics.median(clocked(record, times, "product"))
-
-
-def line(record: Record) -> str:
-    """One case in a line: each variant's speed-up and its bound, and the share of the square product's rate."""
-    found = rows([record])
-    texts = [
-        f"{r['variant']} x{r['speedup'][1]:.3f} (bound {r['bound']:.3f})" for r in found if r["variant"] != STANDARD
-    ]
-    return ", ".join([*texts, f"{_percent(found[0]['of_matmul'])} of the matmul rate"])
-
-
-def _percent(share: float | None) -> str:
-    return "?" if share is None else f"{100 * share:.0f} %"
