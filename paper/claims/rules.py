@@ -9,6 +9,7 @@ Mappings go from a label (a setting, a part of the claim) to a figure; source an
 
 from collections.abc import Collection, Mapping
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from ortho.cost import orders
@@ -18,11 +19,13 @@ from paper.claims.figures import Interval, Number, Printed, bracketed, in_words,
 from paper.claims.growth import CONFIGURATION, compare, growth, growth_where
 from paper.claims.parts import all_of
 from paper.claims.settings import agrees, effect, improves
-from paper.claims.severity import Severity, apart, heaviest
+from paper.claims.severity import FACTOR, Severity, apart, heaviest
 from paper.claims.verdicts import Finding, Verdict, rule
 
 __all__ = [
     "CONFIGURATION",
+    "MARKED",
+    "NOT_MARKED",
     "agrees",
     "all_of",
     "bound",
@@ -41,6 +44,10 @@ __all__ = [
 
 
 MARGIN = 0.05  # relative: printed figures this near are off by a constant
+
+# Ratios that a source calls far larger, far better or marked (远大于, 远优于, 显著) without a figure, and those that it
+# calls not marked. Figures that are nearer differ by a constant only, which is the severity `constant`.
+MARKED, NOT_MARKED = (FACTOR, inf), (0, FACTOR)
 
 
 @rule
