@@ -24,13 +24,11 @@ from paper.experiments.learning import (
     translation_budgets,
 )
 from paper.experiments.speed import (
-    agreement,
     attention,
     decoding,
     generation,
     heads,
     inference,
-    ladder_models,
     language_models,
     projections,
     recomputation,
@@ -76,7 +74,6 @@ TITLES = {
     "transduction": "a made-up translation by small encoder-decoders",
     "translation-budgets": "German to English by small encoder-decoders, until the validation loss no longer falls",
     "pruning": "how many heads of a trained encoder can be removed",
-    "agreement": "fast forms beside their definitions on a GPU, in each precision",
 }
 
 
@@ -145,7 +142,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _experiment("ladder-tables", ladder_tables),
         _experiment("retrieval", retrieval),
         _timing("bytes-speed", language_models),
-        _timing("ladder-speed", ladder_models),
+        _timing("ladder-speed", language_models, cases=language_models.ladder_cases),
         _training("synthetic", synthetic),
         _training("images", images),
         _training("fine-tuning", fine_tuning),
@@ -153,6 +150,5 @@ EXPERIMENTS: dict[str, Experiment] = {
         _training("transduction", translating, cases=partial(translating.cases, "transduction")),
         _experiment("translation-budgets", translation_budgets),
         _experiment("pruning", pruning),
-        _experiment("agreement", agreement),
     )
 }

@@ -19,7 +19,6 @@ from paper.experiments.speed import (
     decoding,
     generation,
     inference,
-    ladder_models,
     language_models,
     projections,
     recomputation,
@@ -91,7 +90,7 @@ TINY = {
     "whole-models": [partial(whole_models.case, model) for model in MODELS],
     "generation": [partial(generation.case, 2, N=20)],
     "bytes-speed": [partial(language_models.case, **BYTES)],
-    "ladder-speed": [partial(ladder_models.case, "python", B=2, N=16, d=16, L=1)],
+    "ladder-speed": [partial(language_models.case, "python", B=2, N=16, d=16, L=1)],
 }
 CASES = [  # FlexAttention, among the kernels, inspects the function that it is given
     pytest.param(name, make, marks=[pytest.mark.unchecked] if name == "flash-speed" else [])
@@ -150,7 +149,7 @@ def test_every_arm_runs_once_a_repetition(name, make):
 def test_every_case_runs_on_cuda(name, make):
     kind = {"device": "cuda", "dtype": "bfloat16"} if name != "bytes-speed" else {"device": "cuda"}
     case = make(**kind)
-    case |= {"compiled": True} if name in ("training-step", "heads-speed", "induction-speed", "attention-speed") else {}
+    case |= {"compiled": True} if name in ("training-step", "heads-speed", "induction-speed") else {}
     record = measure(EXPERIMENTS[name], case, "cuda", seconds=0.05)
     assert not record["failures"]
     assert all(value > 0 for times in record["repetitions"].values() for values in times.values() for value in values)

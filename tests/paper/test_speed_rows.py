@@ -61,15 +61,6 @@ def test_ratios_are_medians_within_repetitions():
     assert found["sdpa causal"]["bytes_ratio"] is None
 
 
-def test_growth_is_fitted_over_the_given_lengths():
-    found = {row["arm"]: row for row in rows.growth(powers(linear=1))}
-    assert found["linear"]["time"] == pytest.approx(1)
-    assert found["sdpa"]["time"] == found["sdpa"]["memory"] == pytest.approx(2)
-    assert found["linear"]["lengths"] == [2048, 4096, 8192, 16384]
-    assert rows.growth(powers(linear=1), (8192, 16384)) == []  # two lengths are too few
-    assert rows.growth([{**r, "facts": {}} for r in powers(linear=1)])[0]["memory"] is None
-
-
 @pytest.mark.parametrize(
     ("ratios", "crossing"),
     [

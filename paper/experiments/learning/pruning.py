@@ -132,8 +132,3 @@ def removable(record: Record, first: str = "least", lost: float = 0.01) -> int:
 
 
 label = fitting.label
-
-
-def together(records: Iterable[Record], first: str, quantity: str = "faultless_fraction") -> list[tuple[float, ...]]:
-    """By the number of heads removed, the quantity of the test for each run."""
-    return list(zip(*(curve(record, first, quantity) for record in records), strict=False))

@@ -37,61 +37,59 @@ def case(
     K: int = 64,
     dtype: str = "float32",
     chunk: int = CHUNK,
-    compiled: bool = False,
 ) -> Case:
     """One configuration: operands (B, H, N, K), and which arms (`variants.SETS`).
 
-    Causal mechanisms work in chunks of at most `chunk`. `compiled` adds to each mechanism its `torch.compile`d twin.
-    Raises TypeError or ValueError for sizes below 1 and unknown names.
+    Causal mechanisms work in chunks of at most `chunk`. Raises TypeError or ValueError for sizes below 1 and unknown
+    names.
     """
     return {
         "device": one_of("device", device, RATES),
         "arms": one_of("arms", arms, SETS),
         **benchmark.sizes(B=B, H=H, N=N, K=K, chunk=chunk),
         "dtype": one_of("dtype", dtype, RATES[device]),
-        "compiled": compiled,
+        "compiled": False,
     }
 
 
-def _on_cuda(N: int, arms: str = "main", dtype: str = "bfloat16", compiled: bool = False, **sizes: int) -> Case:
-    return case(N, arms, device="cuda", dtype=dtype, compiled=compiled, **sizes)
+def _on_cuda(N: int, arms: str = "main", dtype: str = "bfloat16", **sizes: int) -> Case:
+    return case(N, arms, device="cuda", dtype=dtype, **sizes)
 
 
 def cases(device: str) -> list[Case]:
     """The cases of kernels, the most informative first.
 
-    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 16 where the loop is compiled.
+    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them.
     """
     if device == "cpu":
         lengths = [case(N) for N in (4096, 2048, 1024, 512, 8192)]
         others = [case(N, "recurrent") for N in (512, 1024, 2048)] + [case(N, "family") for N in (4096, 1024)]
         return [*lengths, *others, case(16384)]
 
-    def at(N: int, arms: str = "main", dtype: str = "bfloat16", compiled: bool = False) -> Case:
-        return _on_cuda(N, arms, dtype, compiled, chunk=max(CHUNK, N // (16 if compiled else 128)))
+    def at(N: int, arms: str = "main", dtype: str = "bfloat16") -> Case:
+        return _on_cuda(N, arms, dtype, chunk=max(CHUNK, N // 128))
 
     main = [at(N) for N in (4096, 16384, 65536, 1024, 8192, 32768, 131072, 2048)]
-    others = [at(2048, "recurrent"), at(4096, "family"), at(4096, compiled=True)]
+    others = [at(2048, "recurrent"), at(4096, "family")]
     single = [at(N, dtype="float32") for N in (4096, 16384, 1024, 8192, 32768, 2048, 65536)]
-    return [*main, *others, *single, at(32768, compiled=True)]
+    return [*main, *others, *single]
 
 
 def memory_cases(device: str) -> list[Case]:
     """The delta rule, plain and gated, at lengths at which softmax attention takes minutes; and all other memories.
 
-    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them, 64 where it is compiled.
+    Chunks follow one another in a loop: on CUDA long sequences have at most 128 of them.
     """
     if device == "cpu":
         beside = [case(N, "delta") for N in (4096, 1024, 2048, 512, 8192)]
         alone = [case(N, "delta alone") for N in (2048, 4096, 8192, 16384, 32768)]
         return [*beside, *alone, case(4096, "memories"), case(1024, "memories")]
 
-    def at(N: int, arms: str = "delta", dtype: str = "bfloat16", compiled: bool = False) -> Case:
-        return _on_cuda(N, arms, dtype, compiled, K=128, chunk=max(CHUNK, N // (64 if compiled else 128)))
+    def at(N: int, arms: str = "delta", dtype: str = "bfloat16") -> Case:
+        return _on_cuda(N, arms, dtype, K=128, chunk=max(CHUNK, N // 128))
 
     lengths = [at(N) for N in (4096, 16384, 1024, 65536, 8192, 2048, 32768)]
-    compiled = [at(N, compiled=True) for N in (4096, 1024, 16384)]
-    return [*lengths, *compiled, at(4096, "memories"), at(4096, dtype="float32")]
+    return [*lengths, at(4096, "memories"), at(4096, dtype="float32")]
 
 
 def pattern_cases(device: str) -> list[Case]:
@@ -118,8 +116,8 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     """Measure one case: check every arm against its definition, then time them in turn.
 
     `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an arm's output
-    or gradients are off. An arm that runs out of the device's memory, a kernel that does not serve the call, and a
-    compiled twin that fails or is off are recorded as failures, not timed; if the yardstick fails, so does the case.
+    or gradients are off. An arm that runs out of the device's memory and a kernel that does not serve the call are
+    recorded as failures, not timed; if the yardstick fails, so does the case.
     """
     shared, upstream = variants.draw(case)
     arms: dict[str, Timing] = {}
@@ -146,17 +144,6 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
         _give_back(case["device"])
     if YARDSTICK in failures:
         raise RuntimeError(f"{YARDSTICK}: expected to fit into the device, got {failures[YARDSTICK]}")
-    if case["compiled"]:
-        torch.compiler.reset()  # recompilations are counted per process, and those of earlier cases must not count
-        for name in [name for name in arms if not name.startswith(YARDSTICK)]:
-            twin = f"{name} compiled"
-            try:
-                call = torch.compile(variants.function(name, case["chunk"]), fullgraph=True, dynamic=False)
-                variants.check_twin(case, name, call, operands_of(name), upstream)
-                enter(twin, call)
-            except Exception as error:  # whatever a compiler raises is its result here
-                failures[twin] = benchmark.reason(error)
-            _give_back(case["device"])
     return benchmark.compare(arms, BUDGETS[case["device"]], SEEDS, seconds, facts=facts, failures=failures)
 
 
@@ -177,4 +164,4 @@ def _give_back(device: str) -> None:
 def label(case: Case) -> str:
     """A case in a few words."""
     words = [case["arms"], f"N={case['N']}", case["dtype"], *([] if case["K"] == 64 else [f"K={case['K']}"])]
-    return " ".join(words + (["compiled"] if case["compiled"] else []))
+    return " ".join(words)

@@ -14,7 +14,6 @@ from paper.experiments.speed.attention_variants import YARDSTICK, alike, declare
 
 Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
 
-GROWTH = (2048, 16384)  # the lengths over which growth is fitted
 FEWEST = 3  # lengths that are needed to say how a time grows, or where it crosses another
 
 
@@ -113,26 +112,6 @@ def exponent(points: Mapping[int, float]) -> float:
     return slope
 
 
-def growth(records: Iterable[Record], lengths: tuple[int, int] = GROWTH) -> list[Row]:
-    """One row per series with `FEWEST` lengths or more in the given range: the exponents of its `time` and `memory`."""
-    least, most = lengths
-    found = []
-    for key, group in series(rows(records)).items():
-        group = [row for row in group if least <= row["N"] <= most]
-        if len(group) < FEWEST:
-            continue
-        memory = {row["N"]: row["peak_bytes"] for row in group}
-        found.append(
-            _named(key)
-            | {
-                "lengths": [row["N"] for row in group],
-                "time": exponent({row["N"]: row["seconds"][1] for row in group}),
-                "memory": exponent(memory) if all(memory.values()) else None,
-            }
-        )
-    return found
-
-
 def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
     """Bounds (least, most) of the length from which on ratios stay below 1.
 
@@ -167,15 +146,6 @@ def crossovers(records: Iterable[Record]) -> list[Row]:
                 "alike": crossover(like) if like else None,
             }
             found.append(_named(key) | crossings)
-    return found
-
-
-def doubling(records: Iterable[Record]) -> list[Row]:
-    """One row per series and N for which 2 N was measured too: `factor`, the median time at 2 N over that at N."""
-    found = []
-    for key, group in series(rows(records)).items():
-        times = {row["N"]: row["seconds"][1] for row in group}
-        found += [_named(key) | {"N": N, "factor": times[2 * N] / times[N]} for N in times if 2 * N in times]
     return found
 
 

@@ -2,7 +2,7 @@
 
 An arm's name begins with that of a mechanism, or with 'sdpa' for PyTorch's fused softmax attention with nothing around
 it, or with 'materialised' for softmax attention as it is defined. Then follows what is special about the arm: 'linear
-causal', 'favor causal compiled', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
+causal', 'linear recurrent', 'sdpa cudnn' for a kernel by its name.
 Gates are operands of an arm like q, k and v, and have gradients like them.
 """
 
@@ -74,7 +74,7 @@ Operands = tuple[Tensor, ...]  # q, k, v, and the gates of an arm
 
 
 def arms_of(case: Case) -> tuple[str, ...]:
-    """The arms of a case, without compiled twins: those of its set; mechanisms with a causal form have it, too."""
+    """The arms of a case: those of its set; mechanisms with a causal form have it, too."""
     arms = SETS[case["arms"]]
     family, left_out = FAMILIES.get(case["arms"], ("", ()))
     named = {arm.split()[0] for arm in left_out}
@@ -265,13 +265,6 @@ def check(case: Case, arm: str, call: Attention) -> None:
     want = _results(arm, definition(arm), exact, upstream.to(working))
     bound = tolerance(small) + tolerance({**small, "dtype": "float32"})
     assert_all_close(arm, _results(arm, call, operands, upstream), want, bound)
-
-
-def check_twin(case: Case, arm: str, call: Attention, operands: Operands, upstream: Tensor) -> None:
-    """Raise AssertionError unless a call gives what the arm does, on the case's own operands."""
-    eager = function(arm, case["chunk"])
-    got, want = (_results(arm, each, operands, upstream) for each in (call, eager))
-    assert_all_close(f"{arm} compiled", got, want, 2 * tolerance(case))  # both sides round
 
 
 def tolerance(case: Case) -> float:

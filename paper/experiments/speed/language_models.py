@@ -1,46 +1,77 @@
-"""The time of a training step of the language models of bytes, all arms in turn.
+"""The time of a training step of small language models of bytes, all arms in turn: those of `bytes`, or of the ladder.
 
-The seconds of whole runs say little if several ran at once. Here one process holds all arms of `bytes` at their sizes
-and trains each for some steps in every repetition, in an order drawn anew.
+The seconds of whole runs say little if several ran at once. Here one process holds all arms at their sizes and trains
+each for some steps in every repetition, in an order drawn anew. Arms of the ladder that lack the short convolution have
+'without convolution' after their names; its others have it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from ortho.checks import one_of
+from ortho.models.language_model import LanguageModel
 from paper.experiments.devices import on_cpu
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.learning import fitting, language
-from paper.experiments.learning.arms import arms
+from paper.experiments.learning import fitting, ladder, ladder_arms, language
+from paper.experiments.learning.arms import Arm, arms
+from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.speed import benchmark
 from paper.experiments.speed.analysis import by_arm
 from paper.experiments.speed.benchmark import Budget
 from paper.tasks import text
-from paper.tasks.task import Task
 from paper.training import Trainer
 
 BASELINE = "learned"
+SIZES = ("B", "N", "d", "H", "L")
 SEEDS = {"weights": 0, "training": 1, "checks": 2, "order": 3}
 CALLS = {"cpu": 2, "cuda": 8}  # steps in a row
 BUDGETS = {"cpu": Budget(120.0, 11, 31, warm_up=1), "cuda": Budget(120.0, 11, 31, warm_up=2)}
 
+Build = Callable[[torch.Generator], LanguageModel]
 
-def case(*, device: str = "cpu", **sizes: int) -> Case:
-    """One configuration; `sizes` (B, N, d, H, L) are by default those of `language.SIZES`.
 
-    Raises TypeError or ValueError for an unknown device, and for sizes that are not integers above 0.
+def case(name: str = "", *, device: str = "cpu", **sizes: int) -> Case:
+    """One configuration: the models of `bytes`, or with the name of a text those of the ladder on it; `sizes` (B, N, d,
+    H, L) are by default theirs.
+
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
-    known = language.SIZES[one_of("device", device, language.SIZES)]
-    names = ("B", "N", "d", "H", "L")
-    if unknown := sizes.keys() - set(names):
-        raise TypeError(f"sizes: expected some of {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    return {"device": device, **benchmark.sizes(**{name: sizes.get(name, known[name]) for name in names})}
+    known = language.SIZES[one_of("device", device, BUDGETS)]
+    if name:
+        known = {**ladder.SIZES[one_of("name", name, ladder.TEXTS)], **ladder.MODEL}
+    size = fitting.sizes({one: known[one] for one in SIZES}, sizes)
+    return {"device": device, **({"text": name} if name else {}), **size}
 
 
 def cases(device: str) -> list[Case]:
     """The one configuration of a device, that of `bytes`."""
     return [case(device=device)]
+
+
+def ladder_cases(device: str) -> list[Case]:
+    """Both texts of the ladder."""
+    return [case(name, device=device) for name in ladder.TEXTS]
+
+
+def builders(case: Case) -> dict[str, Build]:
+    """Arm -> what makes its model; of the ladder the arms with as many heads as the case."""
+    if "text" not in case:
+        return {name: _of_bytes(case, arm) for name, arm in arms(case["H"], case["N"]).items()}
+    own = {name: arm for name, arm in ladder_arms.ARMS.items() if arm.num_heads == case["H"]}
+    found = {name: _of_ladder(case, arm, CONVOLUTION) for name, arm in own.items()}
+    without = [name for name in ladder.WITHOUT if name in own]
+    return found | {f"{name} without convolution": _of_ladder(case, own[name], 0) for name in without}
+
+
+def _of_bytes(case: Case, arm: Arm) -> Build:
+    return lambda weights: arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=weights)
+
+
+def _of_ladder(case: Case, arm: ladder_arms.Arm, convolution: int) -> Build:
+    return partial(arm.build, {**case, "d_ff": 4 * case["d"], "convolution": convolution})
 
 
 def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
@@ -49,23 +80,19 @@ def run(case: Case, seconds: float | None = None) -> dict[str, Any]:
     `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if an arm's fast
     form does not compute what its definition does.
     """
-    device = case["device"]
-    title = "the next byte of the standard library"
-    task = text.language_modelling("python-sources", title, text.python_parts(), case["N"])
-    trainers = {name: _trainer(case, name, task) for name in arms(case["H"], case["N"])}
-    timings = {name: partial(timed, trainer, CALLS[device]) for name, trainer in trainers.items()}
-    return benchmark.compare(timings, BUDGETS[device], SEEDS, seconds, facts={"calls": CALLS[device]})
-
-
-def _trainer(case: Case, name: str, task: Task) -> Trainer:
-    """The trainer of an arm, before its first step."""
-    draws = fitting.generators(SEEDS)
-    arm = arms(case["H"], case["N"])[name]
-    model = arm.build(text.VOCAB_SIZE, case["d"], case["L"], generator=draws["weights"]).to(case["device"])
-    fitting.check_forms(model, task, draws["checks"])
-    steps = language.SIZES[case["device"]]["steps"]
-    plan = fitting.recipe({**case, "steps": steps, "rate": language.TRIED[0]}, weight_decay=fitting.WEIGHT_DECAY)
-    return Trainer(model, task.train, plan, draws["training"])
+    calls, of_ladder = CALLS[case["device"]], "text" in case
+    parts = ladder.TEXTS[case["text"]]() if of_ladder else text.python_parts()
+    task = text.language_modelling(case.get("text", "python-sources"), "the next byte", parts, case["N"])
+    steps = ladder.BASE if of_ladder else language.SIZES[case["device"]]["steps"]
+    rate = (ladder if of_ladder else language).TRIED[0]
+    plan = fitting.recipe({**case, "steps": steps, "rate": rate})
+    timings = {}
+    for name, build in builders(case).items():
+        draws = fitting.generators(SEEDS)
+        model = build(draws["weights"]).to(case["device"])
+        fitting.check_forms(model, task, draws["checks"])
+        timings[name] = partial(timed, Trainer(model, task.train, plan, draws["training"]), calls)
+    return benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, facts={"calls": calls})
 
 
 def timed(trainer: Trainer, calls: int) -> dict[str, float]:
@@ -76,7 +103,8 @@ def timed(trainer: Trainer, calls: int) -> dict[str, float]:
 
 def label(case: Case) -> str:
     """A case in a few words."""
-    return f"{len(arms(case['H'], case['N']))} arms, " + " ".join(f"{name}={case[name]}" for name in "BNdHL")
+    words = f"{len(builders(case))} arms, " + " ".join(f"{name}={case[name]}" for name in SIZES)
+    return f"{case['text']}, {words}" if "text" in case else words
 
 
 def relative(record: Record, steps: Mapping[str, int] | None = None) -> dict[str, list[float]]:
