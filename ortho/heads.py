@@ -5,7 +5,6 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ortho import checks
 from ortho._typing import Bool, Float
 
 
@@ -57,17 +56,12 @@ def repeat_kv(x: Float[Tensor, "*batch G n K"], heads: int) -> Float[Tensor, "*b
     return x[..., None, :, :].expand(*x.shape[:-3], G, heads // G, n, width).contiguous().flatten(-4, -3)
 
 
-def token_mask(
-    attn_mask: Tensor | None, padding: Tensor | None, length: int, *, cut: bool = False
-) -> Bool[Tensor, "b N"] | None:
+def token_mask(attn_mask: Tensor | None, padding: Tensor | None, length: int) -> Bool[Tensor, "b N"] | None:
     """Which of the last `length` tokens a layer's masks keep, (B or 1, N), True = attend; None if they keep all.
 
     `padding` is its `key_padding_mask`. An `attn_mask` of keys, with one row for all queries, leaves out a token to
     which no head may attend; a mask of pairs leaves out no token. Anything that is not a mask gives None; the attention
     refuses it.
-
-    Raises ValueError for a single token of a sequence that is `cut` if an `attn_mask` hides the token from itself, but
-    not from padding: such a row may be one of a mask of pairs, or a mask of keys.
     """
     tokens = None if padding is None else ~padding[:, padding.shape[1] - length :]
     if attn_mask is None or attn_mask.dtype != torch.bool or not 0 < attn_mask.dim() <= 4:
@@ -77,7 +71,4 @@ def token_mask(
         return tokens
     keys = mask[:, :, 0].any(1)  # (b, M)
     keys = keys.expand(-1, length) if keys.shape[1] == 1 else keys[:, keys.shape[1] - length :]
-    if cut and length == 1 and checks.reads_values(keys) and not (keys if tokens is None else keys | ~tokens).all():
-        wanted = "a mask that lets a single token attend to itself, or the token's absence by key_padding_mask"
-        raise ValueError(f"attn_mask: expected {wanted}, got shape {tuple(attn_mask.shape)} that hides it")
     return keys if tokens is None else keys & tokens

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortho import checks
-from ortho._typing import Bool, Float, State
+from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import Cache
 from ortho.heads import repeat_kv
@@ -66,31 +66,14 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B N d"],
-        *,
-        initial_state: State | None = None,
-        return_state: bool = False,
         **kwargs: Any,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
-        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s without the context and
-        `need_weights`."""
-        y = self.attention(
-            self.norm_attention(x) if self.norm_first else x,
-            initial_state=initial_state,
-            return_state=return_state,
-            **kwargs,
-        )
-        if not return_state:
-            return self._after(x, y)
-        y, state = y
-        return self._after(x, y), state
-
-    def _after(self, x: Float[Tensor, "B N d"], y: Float[Tensor, "B N d"]) -> Float[Tensor, "B N d"]:
-        """The first residual sum and the feed-forward half."""
-        if not self.norm_first:
-            x = self.norm_attention(x + self.dropout(y))
-            return self.norm_feed_forward(x + self.dropout(self.feed_forward(x)))
-        x = x + self.dropout(y)
-        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+    ) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) -> (B, N, d); masks, `is_causal` and the `cache` are those of the attention layer."""
+        if self.norm_first:
+            x = x + self.dropout(self.attention(self.norm_attention(x), **kwargs))
+            return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+        x = self.norm_attention(x + self.dropout(self.attention(x, **kwargs)))
+        return self.norm_feed_forward(x + self.dropout(self.feed_forward(x)))
 
 
 class DecoderBlock(nn.Module):

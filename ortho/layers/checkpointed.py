@@ -23,7 +23,7 @@ class Checkpointed(nn.Module):
     """A sequence of blocks, in `segments` whose lengths differ by at most one; by default each block is a segment.
 
     Takes what a block takes, and replaces one: `model.blocks = nn.ModuleList([Checkpointed(model.blocks)])`. Such a
-    model still reads with states and caches, which each block has for itself, and recomputes nothing then.
+    model still reads with caches, which each block has for itself, and recomputes nothing then.
 
     Raises ValueError for no blocks, and for `segments` above the number of blocks.
     """
@@ -41,7 +41,6 @@ class Checkpointed(nn.Module):
         x: Float[Tensor, "B N d"],
         *,
         initial_state: object = None,
-        return_state: bool = False,
         cache: object = None,
         **kwargs: Any,
     ) -> Float[Tensor, "B N d"]:
@@ -51,7 +50,6 @@ class Checkpointed(nn.Module):
         """
         for name, given in {"initial_state": initial_state, "cache": cache}.items():
             expect(given is None, name, "None, as each block needs its own", describe(given))
-        expect(not return_state, "return_state", "False, as each block has a state of its own", return_state)
         for places in torch.arange(len(self.blocks)).tensor_split(self.segments):
             segment = [self.blocks[place] for place in places.tolist()]
             x = checkpoint(partial(_run, segment, **kwargs), x, use_reentrant=False)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ortho import checks
-from ortho._typing import Bool, Float, State
+from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
-from ortho.attention.cache import PartsCache
+from ortho.attention.cache import Cache, PartsCache
 from ortho.layers.frozen_qk import FrozenQKAttention
 from ortho.layers.induction import SINK, InductionHeads
 from ortho.layers.multihead import MultiheadAttention
@@ -76,56 +76,37 @@ class HybridAttention(nn.Module):
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
-        initial_state: tuple[State, ...] | None = None,
-        return_state: bool = False,
         cache: PartsCache | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], tuple[State, ...]]:
+    ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` broadcasts to (B, H, N, N), True = attend; heads whose state sums up the keys take only masks of
-        keys, and only softmax attention takes numbers. `key_padding_mask` (B, N) is True = padding. With
-        `initial_state` and `return_state` a causal sequence can be cut anywhere; a state holds the groups' states. A
-        `cache` (`new_cache`) does so in place.
+        keys, and only softmax attention takes numbers. `key_padding_mask` (B, N) is True = padding. With a `cache`
+        (`new_cache`) x follows the tokens that it has read.
         """
-        if cache is not None and (initial_state is not None or return_state):
-            raise ValueError("cache: expected None beside initial_state or return_state")
-        parts = self._parts(initial_state, cache)
+        B, N, H = len(x), x.shape[1], self.num_heads
         checks.sequence("x", x, self.d_model)
-        keys = None if initial_state is not None else x.shape[1]
-        checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
+        checks.layer_mask(attn_mask, key_padding_mask, B, H, N, N if cache is None else None)
         if isinstance(attn_mask, Tensor):  # a group would take an axis as long as its own heads for these
-            M = attn_mask.shape[-1] if keys is None and attn_mask.dim() else keys or 1
-            checks.mask(attn_mask, (len(x), self.num_heads, x.shape[1], M), bias=True)
+            checks.mask(attn_mask, (B, H, N, N), bias=True)
         # Each group reads both masks itself: only padding says which tokens are absent, beside a mask of pairs.
         kwargs: dict[str, Any] = {"is_causal": is_causal}
         kwargs |= {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}
-        outputs, states = [], []
-        for group, mask, part in zip(self.groups, self._masks(attn_mask), parts, strict=True):
-            if cache is not None:
-                outputs.append(group(x, attn_mask=mask, cache=part, **kwargs))
-                continue
-            y = group(x, attn_mask=mask, initial_state=part, return_state=return_state, **kwargs)
-            outputs.append(y[0] if return_state else y)
-            states += [y[1]] if return_state else []
-        y = sum(outputs[1:], start=outputs[0])
-        return (y, tuple(states)) if return_state else y
+        groups = zip(self.groups, self._masks(attn_mask), self._parts(cache), strict=True)
+        outputs = [group(x, attn_mask=mask, **part, **kwargs) for group, mask, part in groups]
+        return sum(outputs[1:], start=outputs[0])
 
     def new_cache(self, capacity: int | None = None) -> PartsCache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens: one for each group."""
         return PartsCache("HybridAttention", [group.new_cache(capacity) for group in self.groups], capacity)
 
-    def _parts(self, state: Any, cache: Any) -> Sequence[Any]:
-        """Each group's part of a state or a cache."""
-        if cache is not None:
-            cache.fits("HybridAttention")
-            checks.expect(len(cache.parts) == len(self.groups), "cache", f"{len(self.groups)} parts", len(cache.parts))
-            return cache.parts
-        if state is None:
-            return [None] * len(self.groups)
-        if not isinstance(state, tuple | list) or len(state) != len(self.groups):
-            wanted = f"a tuple of {len(self.groups)} states, one a group"
-            raise ValueError(f"initial_state: expected {wanted}, got {checks.describe(state)}")
-        return state
+    def _parts(self, cache: PartsCache | None) -> list[dict[str, Cache]]:
+        """Each group's part of a cache, as its argument."""
+        if cache is None:
+            return [{} for _ in self.groups]
+        cache.fits("HybridAttention")
+        checks.expect(len(cache.parts) == len(self.groups), "cache", f"{len(self.groups)} parts", len(cache.parts))
+        return [{"cache": part} for part in cache.parts]
 
     def _masks(self, mask: Tensor | None) -> Sequence[Tensor | None]:
         """Each group's mask: its heads' part if the mask differs between heads, else the whole mask. It has all four

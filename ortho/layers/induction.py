@@ -179,8 +179,8 @@ class InductionHeads(Heads):
     In a `LanguageModel` with `max_length=None`, untrained heads of 16 numbers give the right one of 40 tokens a weight
     of about .97; beside embeddings of places, which make tokens differ, of less than half.
 
-    A state is the next token's key, the last `tokens` - 1 tokens, keys and values. Padding, and a token that a mask of
-    keys leaves out, are not used as predecessors; a mask of pairs leaves out no token.
+    Padding, and a token that a mask of keys leaves out, are not used as predecessors; a mask of pairs leaves out no
+    token.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, on heads that copy what follows a match.
 
@@ -224,28 +224,23 @@ class InductionHeads(Heads):
         attn_mask: Bool[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
-        initial_state: State | None = None,
-        return_state: bool = False,
         cache: KeyValueCache | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
-        """x (B, N, d) -> (B, N, d); the arguments are `MultiheadAttention.forward`'s, without the context."""
+    ) -> Float[Tensor, "B N d"]:
+        """x (B, N, d) -> (B, N, d); the arguments are those of `MultiheadAttention.forward`."""
         checks.sequence("x", x, self.d_model)
         if cache is not None:
-            masks: dict[str, Any] = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-            alone(is_causal, **masks, initial_state=initial_state, return_state=return_state)
+            alone(is_causal, attn_mask=attn_mask, key_padding_mask=key_padding_mask)
             return self._decoded(x, cache)
-        keys = None if initial_state is not None else x.shape[1]
-        mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
-        v, cut = self._values(x), return_state or initial_state is not None
-        tokens = token_mask(attn_mask, key_padding_mask, x.shape[1], cut=cut)
-        call: dict[str, Any] = {"attn_mask": mask, "is_causal": is_causal}
-        if self.form == "fast" and initial_state is None and not return_state:
+        N = x.shape[1]
+        call: dict[str, Any] = {"is_causal": is_causal}
+        call["attn_mask"] = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, N, N)
+        tokens = token_mask(attn_mask, key_padding_mask, N)
+        if self.form == "fast":
             seen = x if tokens is None else x.detach() * tokens[..., None]
-            return self._merge(recomputed_attention(seen, v, self.projection, sink=self._sink_score, **call))
-        state = () if initial_state is None else checks.state(initial_state, "key", "tokens", "keys", "values")
-        q, k, after = self.projection.step(x, tokens, state[:2] or None)
-        o: Any = self._function(q, k, v, **call, initial_state=state[2:] or None, return_state=return_state)
-        return (self._merge(o[0]), (*after, *o[1])) if return_state else self._merge(o)
+            made = recomputed_attention(seen, self._values(x), self.projection, sink=self._sink_score, **call)
+            return self._merge(made)
+        q, k, _ = self.projection.step(x, tokens)
+        return self._merge(self._function(q, k, self._values(x), **call))
 
     def new_cache(self, capacity: int | None = None) -> KeyValueCache:
         """An empty cache for decoding with this layer, with room for `capacity` tokens: keys, values, the next key."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ortho import checks
-from ortho._typing import Bool, Float, State
+from ortho._typing import Bool, Float
 from ortho.attention import MECHANISMS
 from ortho.attention.sparse.global_local import GlobalKeys
 from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
@@ -60,19 +60,13 @@ class LongformerAttention(Heads):
         attn_mask: Bool[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
         is_causal: bool = False,
-        initial_state: State | None = None,
-        return_state: bool = False,
     ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d). Masks, and the errors for bad ones, are those of `MultiheadAttention`.
 
-        Raises ValueError for a causal call and for a state: the first tokens would see only each other.
+        Raises ValueError for a causal call: the first tokens would see only each other.
         """
         checks.sequence("x", x, self.d_model)
-        for name, given in {"is_causal": is_causal, "return_state": return_state}.items():
-            checks.expect(not given, name, "False, since global tokens see the whole sequence", given)
-        if initial_state is not None:
-            got = checks.describe(initial_state)
-            raise ValueError(f"initial_state: expected None, since global tokens see the whole sequence, got {got}")
+        checks.expect(not is_causal, "is_causal", "False, since global tokens see the whole sequence", is_causal)
         N, first = x.shape[1], min(self.pattern.tokens, x.shape[1])
         mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, N, N)
         q, k = self.projection_global(x[:, :first].contiguous(), x)

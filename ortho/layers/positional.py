@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ortho import checks
-from ortho._typing import Bool, Float, Int, State, Tensor
+from ortho._typing import Bool, Float, Int, Tensor
 from ortho.attention.cache import Cache, StateCache
 from ortho.attention.positional.positional_attention import (
     PositionalPattern,
@@ -64,29 +64,23 @@ class PositionalHeads(Heads):
         key_padding_mask: Bool[Tensor, "B N"] | None = None,
         is_causal: bool = False,
         words: Int[Tensor, "B N"] | None = None,
-        initial_state: State | None = None,
-        return_state: bool = False,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+    ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = present; `key_padding_mask` (B, N) is
         True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words.
-        `initial_state`, `return_state` and `cache` are those of `MultiheadAttention`.
+        With a `cache` (`new_cache`) x follows the tokens that it has read.
         """
         checks.sequence("x", x, self.d_model)
-        if initial_state is not None and key_padding_mask is not None:
-            raise ValueError("key_padding_mask: expected None beside an initial_state, got a mask")
         attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
         v = self._values(x)
         if cache is not None:
             cache.fits("PositionalHeads")
-            alone(is_causal, attn_mask=attn_mask, words=words, initial_state=initial_state, return_state=return_state)
+            alone(is_causal, attn_mask=attn_mask, words=words)
             with torch.no_grad():
                 return self._merge(cache.attend(v, v, v, function=self._called))
-        kept: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state}
-        o = self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words, **kept)
-        return (self._merge(o[0]), o[1]) if return_state else self._merge(o)
+        return self._merge(self._attend(v, attn_mask=attn_mask, is_causal=is_causal, words=words))
 
     def new_cache(self, capacity: int | None = None) -> Cache:
         """An empty cache for decoding with this layer; it holds the sums that the patterns need."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ortho import checks
-from ortho._typing import Bool, Float, State
+from ortho._typing import Bool, Float
 from ortho.attention.backward import once
 from ortho.attention.cache import PartsCache
 from ortho.attention.call import no_autocast, upcast
@@ -113,42 +113,33 @@ class ConvolvedAttention(nn.Module):
         *,
         attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
-        initial_state: State | None = None,
-        return_state: bool = False,
         cache: PartsCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """x (B, N, d) -> (B, N, d); takes the layer's arguments. A state is the last kernel_size - 1 tokens and the
-        layer's state."""
+        """x (B, N, d) -> (B, N, d); takes the layer's arguments. With a `cache` (`new_cache`) x follows the tokens that
+        it has read. Raises ValueError for a state, which would lack the tokens that the convolution needs."""
         checks.sequence("x", x, self.d_model)
+        stateful = {"initial_state", "return_state"} & kwargs.keys()
+        checks.expect(not stateful, "cache", "one in place of a state", ", ".join(sorted(stateful)))
         if kwargs.get("context") is None:  # else the masks are of the context's tokens
-            keys = x.shape[1] if initial_state is None and cache is None else None
+            keys = x.shape[1] if cache is None else None
             checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], keys)
-            cut = return_state or initial_state is not None
-            tokens = token_mask(attn_mask, key_padding_mask, x.shape[1], cut=cut)
+            tokens = token_mask(attn_mask, key_padding_mask, x.shape[1])
             x = x if tokens is None else x * tokens[..., None]
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-        before = None
-        if initial_state is not None:
-            before, *rest = initial_state
-            kwargs["initial_state"] = tuple(rest)
-        if cache is not None:
-            cache.fits("ConvolvedAttention")
-            kwargs["cache"], before = cache.parts[0], next(iter(cache.beside), None)
         convolve = short_convolution if self.form == "fast" else short_convolution_reference
-        y = self.attention(convolve(x, self.kernel, before), return_state=return_state, **kwargs)
-        if cache is not None:
-            cache.beside = (self._after(x, before).detach(),)
-        return (y[0], (self._after(x, before), *y[1])) if return_state else y
+        if cache is None:
+            return self.attention(convolve(x, self.kernel), **kwargs)
+        cache.fits("ConvolvedAttention")
+        before = next(iter(cache.beside), None)
+        y = self.attention(convolve(x, self.kernel, before), cache=cache.parts[0], **kwargs)
+        line = torch.cat([_before(x, self.kernel, before), x], 1)
+        cache.beside = (line[:, x.shape[1] :].detach().clone(),)  # a view would keep all of them
+        return y
 
     def new_cache(self, capacity: int | None = None) -> PartsCache:
         """An empty cache for decoding with this layer: the attention's own cache, and the last tokens."""
         return PartsCache("ConvolvedAttention", [self.attention.new_cache(capacity)], capacity)
-
-    def _after(self, x: Tensor, before: Tensor | None) -> Tensor:
-        """The last kernel_size - 1 tokens."""
-        line = torch.cat([_before(x, self.kernel, before), x], 1)
-        return line[:, x.shape[1] :].clone()  # a view would keep all of them
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}"

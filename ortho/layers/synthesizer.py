@@ -1,7 +1,7 @@
 r"""Synthesizers: attention whose weights need no products of queries and keys (Tay et al. 2021, arXiv:2005.00743).
 
 The layer is $Y = \mathrm{concat}_j\, \mathrm{softmax}(S_j)\, V_j\, W_O$ with logits S from any source. A source maps
-tokens x (B, N, d) to logits (B, H, N, M) for the last N of M positions, or to (1, H, N, M) if it does not look at x.
+tokens x (B, N, d) to logits (B, H, N, N) for the first N positions, or to (1, H, N, N) if it does not look at x.
 Most logits are products of smaller factors. In a mixture $\sum_i \alpha_i S_i$ a source's weight $\alpha_i$ multiplies
 such a factor, not the logits, which would have to be kept for the gradient of $\alpha_i$.
 """
@@ -10,38 +10,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from math import isqrt
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ortho import checks
-from ortho._typing import Bool, Float, Size, State
+from ortho._typing import Bool, Float, Size
 from ortho.attention.call import blocked_pairs, no_autocast
 from ortho.attention.scores import masked_softmax
 from ortho.heads import new_weight, split_heads
 from ortho.layers.heads import Heads
 
 
-class Seen(NamedTuple):
-    """The tokens that may be attended to: how many they are, and what the source's `state` made of them."""
-
-    keys: int
-    state: State = ()
-
-
 class LogitSource(nn.Module, ABC):
     """One source of logits, for sequences of at most `max_length` tokens.
 
     A subclass draws its parameters in `_make`, such that the logits of independent standard normal tokens have a
-    variance of 1 or little more. `by_token` says whether logits depend on the tokens, not on positions alone. `carries`
-    names what later queries need from earlier tokens; `state` computes it.
+    variance of 1 or little more. `by_token` says whether logits depend on the tokens, not on positions alone.
     """
 
     name: ClassVar[str]
     by_token: ClassVar[bool] = True
-    carries: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -62,13 +53,9 @@ class LogitSource(nn.Module, ABC):
     def _make(self, options: dict[str, Any]) -> None:
         """Draw the parameters; `options` are those of `torch.randn`."""
 
-    def state(self, x: Float[Tensor, "B N d"]) -> State:  # noqa: ARG002 - of use to who carries something
-        """What later queries need of these tokens, each (B, H, N, K), in the order of `carries`."""
-        return ()
-
     @abstractmethod
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "b H N M"]:
-        """The logits of x, the last of the tokens in `seen`, times `share`."""
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "b H N N"]:
+        """The logits of x, times `share`."""
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}, max_length={self.max_length}"
@@ -106,9 +93,8 @@ class Random(LogitSource):
         matrix = torch.randn(self.num_heads, self.max_length, self.max_length, **options)
         self.register_parameter("matrix", nn.Parameter(matrix, requires_grad=self.trained))
 
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "1 H N M"]:
-        matrix = self.matrix[None, :, seen.keys - x.shape[1] : seen.keys, : seen.keys]
-        return shared(matrix, share)
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "1 H N N"]:
+        return shared(self.matrix[None, :, : x.shape[1], : x.shape[1]], share)
 
 
 class FixedRandom(Random):
@@ -137,9 +123,9 @@ class FactoredRandom(LogitSource):
         # A logit is a sum of `rank` products of two numbers, each of variance rank^(-1/2).
         self.left, self.right = (nn.Parameter(torch.randn(shape, **options) * self.rank**-0.25) for _ in range(2))
 
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "1 H N M"]:
-        left = self.left[None, :, seen.keys - x.shape[1] : seen.keys]
-        return product(shared(left, share), self.right[:, : seen.keys])
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "1 H N N"]:
+        left, right = (factor[:, : x.shape[1]] for factor in (self.left, self.right))
+        return product(shared(left[None], share), right)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={self.rank}"
@@ -176,8 +162,8 @@ class Dense(Hidden):
         super()._make(options)
         self.weight_2 = self._second(self.max_length, options)
 
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
-        return product(shared(self.hidden(x), share), self.weight_2[:, : seen.keys])
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        return product(shared(self.hidden(x), share), self.weight_2[:, : x.shape[1]])
 
 
 def block_count(max_length: Size, k1: Size | None) -> Size:
@@ -214,11 +200,11 @@ class FactoredDense(Hidden):
         super()._make(options)
         self.weight_a, self.weight_b = self._second(self.k1, options), self._second(self.k2, options)
 
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
-        hidden, blocks = self.hidden(x), -(-seen.keys // self.k2)
-        a = shared(product(hidden, self.weight_a[:, :blocks]), share)  # (B, H, N, blocks)
-        b = product(hidden, self.weight_b[:, : seen.keys])  # (B, H, N, k2), fewer for fewer keys
-        return (a[..., None] * b[..., None, :]).flatten(-2)[..., : seen.keys]
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        hidden, N = self.hidden(x), x.shape[1]
+        a = shared(product(hidden, self.weight_a[:, : -(-N // self.k2)]), share)  # (B, H, N, blocks)
+        b = product(hidden, self.weight_b[:, :N])  # (B, H, N, k2), fewer for fewer keys
+        return (a[..., None] * b[..., None, :]).flatten(-2)[..., :N]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k1={self.k1}"
@@ -227,21 +213,17 @@ class FactoredDense(Hidden):
 class DotProduct(LogitSource):
     r"""The standard layer's $q_i^T k_j / \sqrt{K}$, to be mixed with others ("vanilla" in the paper).
 
-    It has no use for positions; `max_length` is the layer's. The keys (B, H, P, K) of earlier tokens are its state.
+    It has no use for positions; `max_length` is the layer's.
     """
 
     name = "dot-product"
-    carries = ("keys",)
 
     def _make(self, options: dict[str, Any]) -> None:
         self.weight_q, self.weight_k = (new_weight(self.d_model, self.d_model, **options) for _ in range(2))
 
-    def state(self, x: Float[Tensor, "B N d"]) -> State:
-        return (split_heads(linear(x, self.weight_k), self.num_heads),)
-
-    def logits(self, x: Float[Tensor, "B N d"], seen: Seen, share: Tensor | None = None) -> Float[Tensor, "B H N M"]:
-        q = split_heads(linear(x, self.weight_q), self.num_heads)
-        return product(shared(q * q.shape[-1] ** -0.5, share), seen.state[0])
+    def logits(self, x: Float[Tensor, "B N d"], share: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        q, k = (split_heads(linear(x, weight), self.num_heads) for weight in (self.weight_q, self.weight_k))
+        return product(shared(q * q.shape[-1] ** -0.5, share), k)
 
 
 # Each takes (d_model, num_heads, max_length, *, generator, dtype, device), and its own options.
@@ -309,25 +291,19 @@ class SynthesizerAttention(Heads):
         attn_mask: Bool[Tensor, "..."] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
         is_causal: bool = False,
-        initial_state: State | None = None,
-        return_state: bool = False,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], State]:
+    ) -> Float[Tensor, "B N d"]:
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` broadcasts to (B, H, N, N), True = may attend, and `key_padding_mask` is (B, N), True = padding; a
-        row with nothing to attend to gives zeros.
-        `initial_state` holds the values (B, H, P, K) of P earlier tokens and what the sources carry, each of that
-        shape; the mask then spans them too. With `return_state` the result is (y, state). Raises TypeError or
-        ValueError for arguments that do not fit, and for more than `max_length` tokens, earlier ones included.
+        row with nothing to attend to gives zeros. Raises TypeError or ValueError for arguments that do not fit, and for
+        more than `max_length` tokens.
         """
-        state = self._state(x, initial_state)
-        v = state[0]
-        attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], v.shape[2])
-        weights = self._weights(x, state, attn_mask, is_causal)
+        checks.sequence("x", x, self.d_model)
+        attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])
+        weights, v = self.weights(x, attn_mask=attn_mask, is_causal=is_causal), self._values(x)
         with no_autocast(x):
             o = self._read(weights, v.to(weights.dtype))
-        y = linear(o.to(v.dtype), self.weight_o)
-        return (y, state) if return_state else y
+        return linear(o.to(v.dtype), self.weight_o)
 
     @staticmethod
     def _read(weights: Float[Tensor, "b H N M"], v: Float[Tensor, "B H M K"]) -> Float[Tensor, "B N d"]:
@@ -344,45 +320,17 @@ class SynthesizerAttention(Heads):
     ) -> Float[Tensor, "b H N N"]:
         """The attention weights (B, H, N, N), in float32 at least; (1, H, N, N) if they are the same for all items of
         the batch."""
-        return self._weights(x, self._state(x, None), attn_mask, is_causal)
-
-    def _state(self, x: Tensor, past: State | None) -> State:
-        """The values, and what the sources carry, for these tokens after those of the past: (B, H, M, K) each."""
         checks.sequence("x", x, self.d_model)
-        new = [self._values(x)]  # (B, H, N, K)
-        for source in self.sources:
-            new += source.state(x)
-        if past is None:
-            joined = tuple(new)
-        else:
-            joined = tuple(torch.cat(pair, 2) for pair in zip(self._past(past, new[0]), new, strict=True))
-        if joined[0].shape[2] > self.max_length:
-            raise ValueError(f"x: expected at most {self.max_length} tokens, got {joined[0].shape[2]}")
-        return joined
-
-    def _past(self, state: State, v: Tensor) -> State:
-        names = ["values", *(name for source in self.sources for name in source.carries)]
-        state = checks.state(state, *names)
-        shape = (*v.shape[:2], state[0].shape[2], v.shape[3])
-        return tuple(checks.carried(name, part, shape, v) for name, part in zip(names, state, strict=True))
-
-    def _weights(self, x: Tensor, state: State, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        queries, keys = x.shape[1], state[0].shape[2]
+        N = x.shape[1]
+        checks.expect(self.max_length >= N, "x", f"at most {self.max_length} tokens", N)
         if attn_mask is not None:
-            checks.mask(attn_mask, (len(x), self.num_heads, queries, keys))
-        blocked = blocked_pairs(queries, keys, is_causal, attn_mask, x.device)
-        logits = self._logits(x, keys, state[1:])
+            checks.mask(attn_mask, (len(x), self.num_heads, N, N))
+        blocked = blocked_pairs(N, N, is_causal, attn_mask, x.device)
+        shares = [None] if self.mixing is None else self.mixing.softmax(0)
+        parts = (source.logits(x, share) for source, share in zip(self.sources, shares, strict=True))
+        logits = reduce(torch.add, parts)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return masked_softmax(logits, blocked, empty_rows=attn_mask is not None)
-
-    def _logits(self, x: Tensor, keys: int, carried: State) -> Tensor:
-        """The mixture of the sources' logits, (B or 1, H, N, keys)."""
-        shares = [None] if self.mixing is None else self.mixing.softmax(0)
-        logits = []
-        for source, share in zip(self.sources, shares, strict=True):
-            own, carried = carried[: len(source.carries)], carried[len(source.carries) :]
-            logits.append(source.logits(x, Seen(keys, own), share))
-        return reduce(torch.add, logits)
 
     def extra_repr(self) -> str:
         width = "" if self.num_heads * self.head_dim == self.d_model else f", head_dim={self.head_dim}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from ortho import checks
-from ortho._typing import Bool, Int, State
+from ortho._typing import Bool, Float, Int
 from ortho.attention.cache import Cache
 from ortho.layers.block import TransformerBlock, stack
 from ortho.layers.checkpointed import Checkpointed
@@ -70,41 +70,28 @@ class LanguageModel(nn.Module):
         self,
         tokens: Int[Tensor, "B N"],
         *,
-        initial_state: tuple[int, list[State]] | None = None,
-        return_state: bool = False,
         caches: Sequence[Cache] | None = None,
         key_padding_mask: Bool[Tensor, "B M"] | None = None,
-    ) -> Any:
-        """Token indices (B, N) -> logits (B, N, vocab_size), or (logits, state) with `return_state`.
+    ) -> Float[Tensor, "B N vocab"]:
+        """Token indices (B, N) -> logits (B, N, vocab_size).
 
-        The state is the number of tokens seen and each block's own state; given as `initial_state`, the call continues
-        that sequence. `caches` (`new_caches`), one for each block, do so in place, without gradients.
+        With `caches` (`new_caches`), one for each block, the tokens follow those that the caches have read, without
+        gradients.
 
         `key_padding_mask` (B, M) is True = padding, as in `torch.nn.MultiheadAttention`, and includes the tokens of the
-        state or the caches (caches take one where a state sums up the keys). Nothing attends to padding. Position
-        embeddings skip padding; an attention's own positions count it. The logits at padding have no meaning.
+        caches (they take one where a state sums up the keys). Nothing attends to padding. Position embeddings skip
+        padding; an attention's own positions count it. The logits at padding have no meaning.
 
-        Raises ValueError for sequences longer than `max_length`; for a padding mask of another shape; for caches
-        together with a state, not one for each block, or of different lengths (after a call that failed in a later
-        block).
+        Raises ValueError for sequences longer than `max_length`; for a padding mask of another shape; for caches that
+        are not one for each block, or of different lengths (after a call that failed in a later block).
         """
         if caches is not None:
-            if initial_state is not None or return_state:
-                raise ValueError("caches: expected None beside initial_state or return_state")
             return self._decoded(tokens, caches, key_padding_mask)
-        stateful = initial_state is not None or return_state
-        blocks = self._one_by_one() if stateful else self.blocks
-        past, states = self._earlier(initial_state, len(blocks))
-        x = self._embed(tokens, past, key_padding_mask)  # (B, N, d)
+        x = self._embed(tokens, 0, key_padding_mask)  # (B, N, d)
         masks = {} if key_padding_mask is None else {"key_padding_mask": key_padding_mask}  # not every layer takes them
-        new_states = []
-        for block, state in zip(blocks, states, strict=True):
-            x = block(x, is_causal=True, initial_state=state, return_state=return_state, **masks)
-            if return_state:
-                x, state = x
-                new_states.append(state)
-        logits = self._read_out(x)
-        return (logits, (past + tokens.shape[1], new_states)) if return_state else logits
+        for block in self.blocks:
+            x = block(x, is_causal=True, **masks)
+        return self._read_out(x)
 
     def new_caches(self, capacity: int | None = None) -> list[Cache]:
         """An empty cache for each block, with room for `capacity` tokens, by default `max_length`."""
@@ -165,18 +152,6 @@ class LanguageModel(nn.Module):
             drawn[rows, : found.shape[1]] = found
             most = max(most, found.shape[1])
         return torch.cat([tokens, drawn[:, :most]], 1)
-
-    @staticmethod
-    def _earlier(initial_state: Any, count: int) -> tuple[int, Sequence[Any]]:
-        """The number of tokens read before, and the state of each of `count` blocks."""
-        if initial_state is None:
-            return 0, [None] * count
-        pair = isinstance(initial_state, tuple | list) and len(initial_state) == 2
-        if not pair or not isinstance(initial_state[1], tuple | list) or len(initial_state[1]) != count:
-            wanted = f"the number of tokens read and {count} states, one a block"
-            raise ValueError(f"initial_state: expected {wanted}, got {checks.describe(initial_state)}")
-        checks.expect(initial_state[0] >= 0, "initial_state", "a number of tokens of at least 0", initial_state[0])
-        return initial_state[0], initial_state[1]
 
     def _continued(self, tokens: Tensor, count: int, stop: int | None, how: dict[str, Any]) -> Int[Tensor, "B n"]:
         """The tokens drawn after prompts without padding: `count` columns, or fewer if all rows have ended."""

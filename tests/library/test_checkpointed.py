@@ -43,15 +43,15 @@ def test_the_same_numbers(count, segments, causal):
 
 
 def test_in_a_model():
-    """Logits and states are those of the model without it."""
+    """Logits are those of the model without it, also with caches."""
     model = LanguageModel(11, D, H, 4, max_length=None, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tokens = torch.randint(11, (2, N), generator=torch.Generator().manual_seed(1))
     whole = model(tokens)
     model.blocks = nn.ModuleList([Checkpointed(model.blocks)])
     assert torch.equal(model(tokens), whole)
-    head, state = model(tokens[:, :6], return_state=True)
-    tail = model(tokens[:, 6:], initial_state=state)
-    torch.testing.assert_close(torch.cat([head, tail], 1), whole, atol=1e-12, rtol=1e-12)
+    caches = model.new_caches(N)
+    parts = [model(part, caches=caches) for part in (tokens[:, :6], tokens[:, 6:])]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -109,11 +109,6 @@ def test_padding_on_the_left_is_as_good_as_absent(tokens, causal, form):
     expected = layer(x[:, 4:], is_causal=causal)
     close(layer(x, key_padding_mask=padded, is_causal=causal)[:, 4:], expected)
     close(layer(x, attn_mask=~padded[:, None, None], is_causal=causal)[:, 4:], expected)
-    if causal:  # cut within the padding, and behind it
-        for cut in (2, 4, 6):
-            _, state = layer(x[:, :cut], key_padding_mask=padded[:, :cut], is_causal=True, return_state=True)
-            y = layer(x[:, cut:], key_padding_mask=padded, is_causal=True, initial_state=state)
-            close(y[:, max(0, 4 - cut) :], expected[:, max(0, cut - 4) :])
 
 
 def test_adapters_leave_them():
@@ -142,22 +137,6 @@ def test_padding_beside_a_mask_of_pairs(form):
             torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(3))
         y = layer(x, key_padding_mask=padding, is_causal=True)
         close(layer(louder, key_padding_mask=padding, attn_mask=pairs)[~padding], y[~padding])
-
-
-def test_one_token_that_may_not_attend_to_itself():
-    """In a cut sequence nothing says whether it is absent; with padding it is, in a longer piece it is not."""
-    layer, x = heads(), draw(1, N, WIDTH)
-    pairs = torch.ones(1, 1, N, N, dtype=torch.bool).tril(-1)
-    whole = layer(x, attn_mask=pairs, is_causal=True)
-    _, state = layer(x[:, :-2], attn_mask=pairs[..., :-2, :-2], is_causal=True, return_state=True)
-    close(layer(x[:, -2:], attn_mask=pairs[..., -2:, :], is_causal=True, initial_state=state), whole[:, -2:])
-    _, state = layer(x[:, :-1], attn_mask=pairs[..., :-1, :-1], is_causal=True, return_state=True)
-    with pytest.raises(ValueError, match="attn_mask: expected a mask that lets a single token attend to itself, or"):
-        layer(x[:, -1:], attn_mask=pairs[..., -1:, :], is_causal=True, initial_state=state)
-    padding = torch.zeros(1, N, dtype=torch.bool)
-    padding[:, -1] = True
-    given = {"attn_mask": pairs[..., -1:, :], "key_padding_mask": padding}
-    layer(x[:, -1:], is_causal=True, initial_state=state, **given)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # PyTorch's own

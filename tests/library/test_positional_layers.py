@@ -79,7 +79,6 @@ BAD = [
     (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
     (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
     (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),
-    (lambda m, x: decoded(m, x[:, :2], return_state=True), "return_state: expected none beside a cache, got bool"),
     (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "attn_mask: expected none beside a cache"),
     (lambda m, x: decoded(m, x), "expected at most 4 tokens more in a cache of capacity 4, got 6"),
 ]

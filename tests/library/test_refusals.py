@@ -197,10 +197,6 @@ LAYERS = [
     (lambda: hybrid({"learned": 3, "linear": -1}), "heads: expected numbers of at least 0, got int -1"),
     (lambda: hybrid({"learned": 3}), "heads: expected numbers that are together num_heads = 2, got 3"),
     (lambda: hybrid([("linear", 2, {"chnk": 3})]), "options: expected one of .*did you mean 'chunk'", TypeError),
-    (
-        lambda: hybrid({"linear": 2})(X, is_causal=True, initial_state=((),) * 2),
-        "initial_state: expected a tuple of 1 ",
-    ),
     (lambda: hybrid({"linear": 2})(X, is_causal=True, cache=new_cache("linear")), "cache: expected one for 'HybridAtt"),
     (lambda: hybrid({"linear": 2}).new_cache().attend(X, X, X), "cache: expected to be read by a Hybrid", TypeError),
     (lambda: after_half({"linear": 1, "delta": 1}), r"cache: expected parts that have read as many .*, got \[5, 0\]"),
@@ -212,7 +208,6 @@ LAYERS = [
     (lambda: InductionHeads(D, H, key_dim=2), "key_dim: expected at least the values' width 4, got 2"),
     (lambda: InductionHeads(D, H, sharpness=0), "sharpness: expected a number above 0, got 0"),
     (lambda: InductionHeads(D, H, draw="har"), "draw: expected one of .*, got 'har'; did you mean 'haar'"),
-    (lambda: InductionHeads(D, H)(X, is_causal=True, initial_state=(X,)), "initial_state: expected a tuple of tensors"),
     (lambda: InductionProjection(D, H)(X, X), "context: expected None with keys a token late, got a float32 tensor"),
     (
         lambda: StructuredProjection(D, 3, head_dim=4),
@@ -220,10 +215,6 @@ LAYERS = [
     ),
     (lambda: LearnedProjection(D, 0), "num_heads: expected an integer of at least 1, got 0"),
     (lambda: LongformerAttention(D, H)(X, is_causal=True), "is_causal: expected False, since global tokens see the"),
-    (
-        lambda: LongformerAttention(D, H)(X, initial_state=(X, X)),
-        "initial_state: expected None, since global tokens see",
-    ),
     (lambda: MixtureOfExperts(D, 2, top_k=3), "top_k: expected at most num_experts = 2, got 3"),
     (lambda: MixtureOfExperts(D, 2, capacity_factor=0), "capacity_factor: expected a positive number, got 0"),
     (lambda: Checkpointed([]), "blocks: expected at least one, got none"),
@@ -234,7 +225,6 @@ LAYERS = [
         lambda: SynthesizerAttention(D, H, 4, source="dense", head_dim=4),
         "source: expected sources by position beside he",
     ),
-    (lambda: SynthesizerAttention(D, H, 5)(X, initial_state=(X,)), "initial_state: expected values torch.float32 of"),
     (
         lambda: short_convolution(X, X[0, :4], X[:, :2]),
         r"initial_state: expected conv_state torch.float32 of shape .2, 3",
@@ -251,7 +241,6 @@ LAYERS = [
     (lambda: model()(TOKENS.repeat(1, 2)), "tokens: expected at most 4 positions, got 6"),
     (lambda: model()(TOKENS, key_padding_mask=PAIRS), r"key_padding_mask: expected shape \(1, 3\), got \(2, 2\)"),
     (lambda: model()(TOKENS, caches=model().new_caches()[:1]), "caches: expected 2, one a block, got 1"),
-    (lambda: model()(TOKENS, initial_state=(0, [])), "initial_state: expected the number of tokens read and 2 states"),
     (lambda: model().generate(TOKENS, 3), "tokens: expected at most 4 positions, got 5"),
     (lambda: model().generate(TOKENS, 0), "count: expected an integer of at least 1, got 0"),
     (lambda: model().generate(TOKENS, 1, temperature=-1.0), "temperature: expected a number of at least 0, got -1.0"),

@@ -86,7 +86,7 @@ def test_half_precision(dtype):
 
 BAD = [
     (lambda x: convolved()(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts"),
-    (lambda x: convolved()(x, initial_state=(x, x, x)), "initial_state: expected conv_state torch.float64 of sh"),
+    (lambda x: convolved()(x, return_state=True), "cache: expected one in place of a state, got return_state"),
     (lambda x: convolved().new_cache(9).attend(x, x, x), "cache: expected to be read by a ConvolvedAttent", TypeError),
 ]
 

@@ -1,4 +1,4 @@
-"""Synthesizers: every source of logits, alone and mixed, by its formula in loops; shares, masks of the past, errors."""
+"""Synthesizers: every source of logits, alone and mixed, by its formula in loops; shares, errors."""
 
 import math
 from itertools import product
@@ -10,7 +10,7 @@ from seeded import SIGMAS, draw
 from synthesizer_layers import HEADS, LENGTH, TOLERANCE, D, K, every_case, layer
 from torch.nn.functional import linear
 
-from ortho.layers.synthesizer import SOURCES, FactoredDense, Seen, SynthesizerAttention
+from ortho.layers.synthesizer import SOURCES, FactoredDense, SynthesizerAttention
 
 
 def positions(source, x, b, h, i, j):
@@ -117,7 +117,7 @@ def test_first_logits_have_variance_one(name):
         g = torch.Generator().manual_seed(seed)
         source = SOURCES[name](width, 1, length, generator=g, dtype=torch.float64)
         x = torch.randn(4, length, width, generator=g, dtype=torch.float64)
-        squares.append(source.logits(x, Seen(length, source.state(x))).square().mean())
+        squares.append(source.logits(x).square().mean())
     mean, error = torch.stack(squares).mean(), torch.stack(squares).std() / 10
     if name == "factored-dense":  # its two numbers share their hidden units, so their squares are correlated
         assert 1 - SIGMAS * error < mean < 1 + 8 / width + SIGMAS * error
@@ -138,16 +138,6 @@ def test_positions_of_factored_dense():
             source.weight_a[:, -(-5 // source.k2) :] = torch.nan
         assert module(x).isfinite().all()
     assert [FactoredDense(D, HEADS, n).k1 for n in (1, 2, 7, 12, 16, 36, 60)] == [1, 1, 1, 3, 4, 6, 6]
-
-
-@every_case
-def test_a_mask_spans_the_past(case):
-    module, x = layer(case), draw(2, 9, D)
-    mask = draw(9, 9, seed=6) > -1
-    whole = module(x, attn_mask=mask, is_causal=True)
-    _, state = module(x[:, :4], attn_mask=mask[:4, :4], is_causal=True, return_state=True)
-    rest = module(x[:, 4:], attn_mask=mask[4:], is_causal=True, initial_state=state)
-    torch.testing.assert_close(rest, whole[:, 4:], **TOLERANCE)
 
 
 @every_case

@@ -1,12 +1,11 @@
 """Synthesizers' costs: declared equals counted for every source and mixture; by hand, as published, and as N grows."""
 
-from functools import partial
 from itertools import cycle, product
 
 import pytest
 import sympy as sp
 import torch
-from counted import assert_declared, assert_decodes, assert_formula
+from counted import assert_declared, assert_formula
 from refusals import refuses
 
 from ortho import cost
@@ -51,14 +50,12 @@ def test_mixtures(names):
     "source", ["random", "fixed-random", "factored-random", ("random", "factored-random")], ids=str
 )
 def test_heads_of_another_width(source):
-    """Any number of heads, together wider or narrower than x; a step, and one more token."""
+    """Any number of heads, together wider or narrower than x."""
     for (batch, n, width, heads, longest), head_dim, flag in product(SIZES, [1, 3, 24], [True, False]):
         x = torch.zeros(batch, n, width, requires_grad=flag)
         kind = {"source": source, "max_length": longest, "head_dim": head_dim}
         declared = cost.synthesizer(batch, n, width, heads, causal=flag, input_grad=flag, **kind)
         assert_declared(declared, SynthesizerAttention(width, heads, **kind), x, is_causal=flag)
-    kind = {"source": source, "max_length": 4, "head_dim": 5}
-    assert_decodes(partial(cost.synthesizer, d=8, H=3, **kind), SynthesizerAttention(8, 3, **kind), 8, range(1, 5))
 
 
 @pytest.mark.parametrize("length", [12, 7, 2])
@@ -71,12 +68,6 @@ def test_own_options(length):
     ]:
         declared = cost.synthesizer(2, length, 8, 2, source=source.name, max_length=12, **option)
         assert_declared(declared, SynthesizerAttention(8, 2, 12, source=source), x)
-
-
-@pytest.mark.parametrize("source", [*SOURCES, ("factored-dense", "factored-random", "dot-product")], ids=str)
-def test_decode(source):
-    kind = {"source": source, "max_length": 8}
-    assert_decodes(partial(cost.synthesizer, d=12, H=3, **kind), SynthesizerAttention(12, 3, **kind), 12, range(1, 9))
 
 
 @pytest.mark.parametrize("source", [*SOURCES, ("random", "dense"), ("factored-dense", "dot-product")], ids=str)
