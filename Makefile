@@ -19,7 +19,7 @@ JOBS ?=
 LIMITS = $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env exact book html pages pdf paper serve execute check test browser lint experiments triton clean
+.PHONY: help env exact book html pages pdf paper serve execute check test browser lint experiments lock triton clean
 .SUFFIXES:
 
 help: ## list what can be made
@@ -93,6 +93,10 @@ experiments: $(READY) ## measure what has no record (BUDGET=seconds a pass, JOBS
 	-$(PY) -m paper experiments $(LIMITS)
 	$(PY) -m tools.rates
 	$(PY) -m paper experiments $(LIMITS)
+
+lock: ## rewrite requirements/exact.txt, the hashes of what constraints.txt names, with uv
+	uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate --all-extras \
+	  --constraints constraints.txt --no-emit-package torch --output-file requirements/exact.txt pyproject.toml
 
 triton: $(READY) ## install Triton (1 GB), whose interpreter tests the kernel for GPUs on a CPU
 	@$(PY) $(INSTALL) 'triton>=3.3,<4'

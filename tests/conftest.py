@@ -38,6 +38,22 @@ def stored(monkeypatch):
     return these
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A small library in place of Python's own."""
+    from experiment_fakes import small_library
+
+    from paper.experiments.learning import fine_tuning
+    from paper.tasks import text
+
+    parts = small_library(tmp_path_factory.mktemp("library"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "python_parts", lambda: parts)
+        fine_tuning.tasks.cache_clear()
+        yield parts
+    fine_tuning.tasks.cache_clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     annotation_checks.begin_test(checking=not any(map(item.get_closest_marker, UNCHECKED)))

@@ -34,10 +34,10 @@ def without_seconds(outcome):
     return {"seeds": outcome["seeds"], "repetitions": outcome["repetitions"], "facts": facts}
 
 
-def small_library(folder, times=2):
+def small_library(folder):
     """A folder of sources in place of Python's own library."""
     for i in range(200):
-        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * times)
+        (folder / f"module_{i}.py").write_text(f"def power_{i}(x):\n    return x ** {i}\n" * 20)
     return text.python_parts(folder)
 
 

@@ -90,7 +90,7 @@ def replay():
     """The losses of every golden run by this code. Python's own library is another in each version of Python; a folder
     of sources takes its place."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = small_library(Path(folder), times=20)
+        parts = small_library(Path(folder))
     text.python_parts = lambda: parts
     return [figures(name, case) for name, _, case in cases()]
 

@@ -9,15 +9,15 @@ import base64
 import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import typst
 import yaml
 
-from paper.claims import MEANINGS, Entry, ledger
-from paper.claims.severity import SEVERITIES, Severity
+from paper.claims import ledger
+from paper.claims.report import counts_table
+from paper.claims.severity import Severity
 from paper.findings import values
 from tools import readme
 
@@ -29,20 +29,6 @@ SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
 
 class ArticleError(Exception):
     """The article asks for something that does not exist; the message names it."""
-
-
-def ledger_table(entries: list[Entry]) -> list[list[str]]:
-    """Counts of claims by document and by severity: a row of titles, one for each verdict, and one of sums."""
-    documents = list(dict.fromkeys(entry.document for entry in entries))
-
-    def row(name: str, chosen: list[Entry]) -> list[str]:
-        by_document = Counter(entry.document for entry in chosen)
-        by_severity = Counter(entry.severity for entry in chosen)
-        counts = [*(by_document[one] for one in documents), len(chosen), *(by_severity[one] for one in SEVERITIES)]
-        return [name, *map(str, counts)]
-
-    rows = [row(verdict, [entry for entry in entries if entry.verdict == verdict]) for verdict in MEANINGS]
-    return [["verdict", *documents, "all", *SEVERITIES], *rows, row("claims", entries)]
 
 
 def picture(chapter: str, cell: str) -> tuple[str, bytes]:
@@ -60,13 +46,14 @@ def gathered() -> dict[str, Any]:
     """What the article prints, by name."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     entries = list(ledger().values())
+    titles, _, *rows = counts_table(entries).markdown.splitlines()  # the second line is a rule
     return {
         **values(),
         "version": f"version {cited['version']}",
         "author": cited["authors"][0]["name"],
         "claims": str(len(entries)),
         "substance": str(sum(entry.severity == Severity.SUBSTANCE for entry in entries)),
-        "ledger": ledger_table(entries),
+        "ledger": [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in (titles, *rows)],
     }
 
 

@@ -31,6 +31,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
+from paper._files import written_whole
 from tools.stored import TIMING_TAG, code_cells, digests, faults, output_digests, stored_digests
 
 T = TypeVar("T")
@@ -130,11 +131,7 @@ def run(nb: NotebookNode, path: Path) -> None:
     )
     try:
         client.execute(cleanup_kc=True, stderr=subprocess.DEVNULL, env=environment(path))
-    except (
-        CellExecutionError,
-        CellTimeoutError,
-        RuntimeError,
-    ) as error:  # the last: a kernel that died or never came up
+    except (CellExecutionError, CellTimeoutError, RuntimeError) as error:  # the last: no kernel, or one that died
         last = [text for text in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if text.strip()][-12:]
         raise NotebookError("\n    ".join([f"{title(path)} failed:", *last])) from error
 
@@ -152,15 +149,11 @@ def normalise(nb: NotebookNode) -> None:
 
 def replace(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, finds either the old or the new one."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as stream:
+        stream.write(text.encode())
 
 
-def record_time(path: Path, seconds: float, *, changed: bool) -> bool:
+def record_time(path: Path, seconds: float, changed: bool) -> bool:
     """Store the time of a chapter or guide if its outputs are new or it has no time; returns whether it was stored."""
     times = json.loads(RUN_TIMES.read_text(encoding="utf-8"))
     if not title(path).startswith(FOLDERS[:-1]) or (title(path) in times and not changed):
@@ -186,10 +179,8 @@ def attempt(path: Path, work: Callable[[], T]) -> T | None:
         return work()
     except NotebookError as failure:
         print(failure, file=sys.stderr)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
-        print(f"{title(path)} cannot be read as a notebook: {str(error).splitlines()[0]}", file=sys.stderr)
-    except RuntimeError as error:  # for example, the process that ran it was killed
-        print(f"{title(path)} could not be executed: {error}", file=sys.stderr)
+    except (OSError, ValueError, RuntimeError, nbformat.ValidationError) as error:  # not a notebook; a killed process
+        print(f"{title(path)}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
     return None
 
 
@@ -212,7 +203,7 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
     Pages that show verdicts come after the chapters that judge, and run if a verdict changes; pages that show run times
     come last.
     """
-    done = []
+    done: list[bool] = []
 
     def execute_some(some: Sequence[Path]) -> bool:
         """Execute these; returns whether one of them has a new time."""
@@ -221,9 +212,8 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
             result = attempt(path, work)
             done.append(result is not None)
             if result:
-                seconds, changed = result
-                print(f"{seconds:6.1f} s  {title(path)}", flush=True)
-                kept |= record_time(path, seconds, changed=changed)
+                print(f"{result[0]:6.1f} s  {title(path)}", flush=True)
+                kept |= record_time(path, *result)
         return kept
 
     before = judged()

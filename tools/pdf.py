@@ -112,10 +112,10 @@ def moved(text: str, page: str, pages: Collection[str]) -> str:
     return ATTRIBUTE.sub(attribute, text)
 
 
-def joined(folder: Path, root: Path = ROOT) -> str:
+def joined(folder: Path) -> str:
     """All pages as one HTML document. PdfError if a page is missing, or a link within the book leads nowhere."""
     names = ("_toc.yml", "_config.yml", "CITATION.cff")
-    toc, config, cited = (yaml.safe_load((root / name).read_text(encoding="utf-8")) for name in names)
+    toc, config, cited = (yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in names)
     pages = {page for chapters in parts(toc).values() for page in chapters}
     look: dict[str, None] = {}  # what any page asks for, once
     contents, body = "", ""
@@ -168,35 +168,30 @@ def printed(document: Path, pdf: Path) -> None:
     except ModuleNotFoundError as error:
         raise PdfError(f"{error}: printing needs the extra 'ortho[browser]'") from error
     missing: list[str] = []
-
-    def refuse_what_is_missing() -> None:
-        if missing:
-            raise PdfError(f"these files are missing: {', '.join(missing)}")
-
     with sync_playwright() as playwright, chromium(playwright) as browser:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
         page.emulate_media(media="print", color_scheme="light")
         page.on("requestfailed", lambda request: missing.append(request.url))
         page.goto(document.resolve().as_uri(), timeout=0)
-        refuse_what_is_missing()  # before waiting for a script that is missing
-        page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
-        page.evaluate(FIT)
-        refuse_what_is_missing()
+        if not missing:  # else it would wait for a script that is missing
+            page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
+            page.evaluate(FIT)
+        if missing:
+            raise PdfError(f"these files are missing: {', '.join(missing)}")
         page.pdf(path=pdf, outline=True, tagged=True, prefer_css_page_size=True)
 
 
-def main(folder: Path = PAGES, pdf: Path = PDF) -> int:
+def main() -> int:
     """Print the book; returns the exit status."""
     try:
-        text = joined(folder)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".html", encoding="utf-8") as document:
-            document.write(text)  # beside the pages, whose pictures and styles it uses
+        with tempfile.NamedTemporaryFile("w", dir=PAGES, suffix=".html", encoding="utf-8") as document:
+            document.write(joined(PAGES))  # beside the pages, whose pictures and styles it uses
             document.flush()
-            printed(Path(document.name), pdf)
-    except PdfError as error:
+            printed(Path(document.name), PDF)
+    except (PdfError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"The book as a PDF: {pdf.resolve().as_uri()}")
+    print(f"The book as a PDF: {PDF.as_uri()}")
     return 0
 
 

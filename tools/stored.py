@@ -43,10 +43,7 @@ def output_digests(nb: NotebookNode) -> list[str]:
 
 
 def stored_digests(nb: NotebookNode, what: str) -> list[str]:
-    """What was stored at execution: `sources`, the digests of the code that ran, or `outputs`, those of its outputs.
-
-    Empty for a notebook that was never executed here.
-    """
+    """Digests of the `sources` that ran or of their `outputs`; empty for a notebook that was never executed here."""
     return list(nb.metadata.get("ortho", {}).get(what, []))
 
 
@@ -56,18 +53,18 @@ def faults(nb: NotebookNode) -> list[str]:
     found = [f"{named(cells, i)} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
     if not stored_digests(nb, "sources") or not stored_digests(nb, "outputs"):
         found.append("was never executed by tools/notebooks.py")
-    elif (i := first_difference(stored_digests(nb, "sources"), digests(nb))) is not None:
-        found.append(f"{named(cells, i)} was edited, added or removed after execution")
-    elif (i := first_difference(stored_digests(nb, "outputs"), output_digests(nb))) is not None:
-        found.append(f"{named(cells, i)} has outputs that were edited after execution")
+    elif edited := differences(stored_digests(nb, "sources"), digests(nb)):
+        found.append(f"{named(cells, edited[0])} was edited, added or removed after execution")
+    elif edited := differences(stored_digests(nb, "outputs"), output_digests(nb)):
+        found.append(f"{named(cells, edited[0])} has outputs that were edited after execution")
     if not any(ASSERTION.search(cell.source) for cell in cells):
         found.append("asserts nothing")
     return found
 
 
-def first_difference(stored: list[str], now: list[str]) -> int | None:
-    """The first place at which two lists differ, in an item or in length; None if they are equal."""
-    return next((i for i, (old, new) in enumerate(zip_longest(stored, now)) if old != new), None)
+def differences(stored: list[str], now: list[str]) -> list[int]:
+    """The places at which two lists differ, in an item or in length."""
+    return [i for i, (old, new) in enumerate(zip_longest(stored, now)) if old != new]
 
 
 def named(cells: list[NotebookNode], position: int) -> str:

@@ -12,11 +12,9 @@ from ortho.attention.linear.random_features import iid_features
 from ortho.attention.positional.positional_attention import PATTERNS
 from ortho.attention.recurrent.ttt_losses import Contrastive, Huber, Squared
 from ortho.cost.big_o import H, N, d
-from ortho.theory import transitions
 from ortho.theory.estimates import SIGMAS, estimate
 from paper.elementwise import elementwise, formulas
 from paper.theory import approximation as approx
-from paper.theory import delta_updates
 from paper.theory.approximation import FEATURES, attention_errors, drawn_errors
 from paper.theory.drawn_data import DATA, sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
@@ -96,25 +94,6 @@ def test_scores_of_the_data(name):
     error = float(squares.std()) / sqrt(60)
     assert abs(float(squares.mean()) - spread**2) < SIGMAS * error
     assert error < spread**2 / 20
-
-
-# -------------------------------------------------------------------------------------------------------- gated deltas
-
-
-def test_transition_of_the_input_form():
-    """Its eigenvalues are gamma and gamma - eta |k|^2, so that `contracts` is exact; `maps` implies it."""
-    k = 1.3 * transitions.unit_keys(1, 4, generator=generator())[0]
-    inside = 0
-    for gamma in torch.linspace(-1.2, 1.2, 13).tolist():
-        for eta in torch.linspace(-0.5, 2, 11).tolist():
-            gate = torch.tensor([gamma, eta]).double()
-            A = delta_updates.gated_step(torch.eye(4, dtype=k.dtype), k, k.new_zeros(4), *gate)
-            assert delta_updates.contracts(gamma, eta, 1.3) == (
-                torch.linalg.matrix_norm(A, 2) <= 1 + 10 * torch.finfo(torch.float64).eps
-            )
-            assert delta_updates.contracts(gamma, eta, 1.3) or not delta_updates.maps(gamma, eta, 1.3)
-            inside += delta_updates.contracts(gamma, eta, 1.3) and not delta_updates.maps(gamma, eta, 1.3)
-    assert inside > 0
 
 
 # --------------------------------------------------------------------------------------------- how positional heads are

@@ -5,34 +5,9 @@ from math import sqrt
 import pytest
 import torch
 
-from ortho import MultiheadAttention
-from ortho.cost import layer, of
-from ortho.cost.big_o import H, N, d
 from paper.claims.shared import gates_and_losses as forms
 from paper.claims.shared import inputs, methods
-from paper.claims.shared.frozen_layer import PRODUCTS, backward_products
 from paper.claims.shared.printed_models import whole_limit
-
-# ---------------- The products found on autograd's graph are those that the closed forms declare and the counter counts
-
-
-@pytest.mark.parametrize("projection", ["learned", "frozen", "stopped"])
-@pytest.mark.parametrize("form", ["reference", "fast"])
-@pytest.mark.parametrize("input_grad", [True, False])
-def test_products_add_up(projection, form, input_grad):
-    found = backward_products(projection, form=form, input_grad=input_grad)
-    total = sum(PRODUCTS[name][1] for name, state in found.items() if state != "absent")
-    declared = layer(1, N, d, H, projection=projection, form=form, input_grad=input_grad)
-    assert total.expand() == declared.backward.expand()
-    x = torch.zeros(1, 5, 8, requires_grad=input_grad)
-    counts = of(MultiheadAttention(8, 2, projection=projection, form=form), x)
-    assert counts.backward == total.subs({N: 5, d: 8})
-    discarded = {name for name, state in found.items() if state == "discarded"}
-    idle = form == "fast" and (projection == "stopped" or (projection == "frozen" and not input_grad))
-    assert discarded == ({"dP", "dQ", "dK"} if idle else set())
-
-
-# -------------------------------- The rules found behind S0's printed tables, and the limits that they are held against
 
 
 def test_limits_of_whole_models_by_hand():

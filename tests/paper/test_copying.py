@@ -1,4 +1,4 @@
-"""Learning to copy: a run's looks, the rule for the jump, the hypotheses."""
+"""Learning to copy: a run's evaluations, the rule for the jump, the hypotheses."""
 
 from math import inf
 
@@ -17,7 +17,7 @@ def outcome():
 
 
 def test_a_run(outcome):
-    """Every budget is tested as the ladder tests it, to the bit; the model is looked at on the way."""
+    """Every budget is tested as the ladder tests it, to the bit; the model is evaluated on the way."""
     case, found = outcome
     facts = found["facts"]
     assert [look["budget"] for look in facts["validation"]] == [1, 2, 4]

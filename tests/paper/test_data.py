@@ -10,8 +10,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import torch
-from seeded import SIGMAS, generator
+from seeded import generator
 
+from paper.experiments.learning import fine_tuning
 from paper.tasks import images, novels, text, transduction
 from paper.tasks import translation as texts
 from paper.tasks.download import RemoteFile, fetch
@@ -20,65 +21,31 @@ from paper.tasks.task import NONE
 from paper.tasks.transduction import Clause, Language, Phrase
 from paper.tasks.translation import multi30k_corpus, translation
 
-# ---------------------------------------------------------------------------------------------- files by their checksum
 
-
-CONTENT = bytes(range(256)) * 100
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """The folder of an empty cache; no local folder is named, and no proxy asked for this machine's own addresses."""
+def test_files_are_fetched_once_and_by_their_checksum(tmp_path, monkeypatch):
+    """What arrives changed is not kept; a file that is damaged later is refused and left as it is."""
     monkeypatch.delenv("ORTHO_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "ortho"
-
-
-@pytest.fixture
-def remote(tmp_path):
-    """A file that a server on this machine has, and the folder in which the server finds it."""
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served" / "numbers").write_bytes(CONTENT)
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path / "served")) as server:
+    content = bytes(range(256)) * 100
+    served, kept = tmp_path / "numbers", tmp_path / "cache" / "ortho" / "some" / "numbers"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/numbers"
-        yield RemoteFile("some/numbers", address, SHA256), tmp_path / "served" / "numbers"
+        file = RemoteFile("some/numbers", address, hashlib.sha256(content).hexdigest())
+        served.write_bytes(content[:-1])
+        with pytest.raises(ValueError, match="hash"):
+            fetch(file)
+        assert not kept.exists()
+        served.write_bytes(content)
+        assert fetch(file) == kept and kept.read_bytes() == content
         server.shutdown()
-
-
-def test_a_file_is_fetched_once_and_then_taken_from_the_cache(cache, remote):
-    file, served = remote
-    path = fetch(file)
-    assert path == cache / "some" / "numbers" and path.read_bytes() == CONTENT
-    served.unlink()
-    assert fetch(file) == path and list(path.parent.iterdir()) == [path]
-
-
-def test_what_arrives_changed_is_not_kept(cache, remote):
-    file, served = remote
-    served.write_bytes(CONTENT[:-1])
-    with pytest.raises(ValueError, match="hash"):
-        fetch(file)
-    assert not list(cache.rglob("numbers"))
-    served.write_bytes(CONTENT)
-    assert fetch(file).read_bytes() == CONTENT
-
-
-def test_a_damaged_file_is_refused_and_left_as_it_is(cache, remote):
-    file, _ = remote
-    path = fetch(file)
-    path.write_bytes(CONTENT[:-1])
-    for folder in (None, cache):  # as the cache, and as a local folder
-        with pytest.raises(ValueError, match=f"{path}: expected the sha256 {SHA256}.*is not used; remove it"):
+    assert fetch(file) == kept and list(kept.parent.iterdir()) == [kept]
+    kept.write_bytes(content[:-1])
+    for folder in (None, tmp_path / "cache" / "ortho"):  # as the cache, and as a local folder
+        with pytest.raises(ValueError, match=f"{kept}: expected the sha256 {file.sha256}.*is not used; remove it"):
             fetch(file, folder)
-    assert path.read_bytes() == CONTENT[:-1]
+    assert kept.read_bytes() == content[:-1]
 
 
 # ------------------------------------------------------------------------------------------------------- bytes of texts
@@ -132,25 +99,16 @@ FIXED = {"train": "2874431fb95d98c5", "validation": "ed411f562d799dfe", "test": 
 
 
 def test_the_split_of_sources_is_fixed_by_their_content_alone(tmp_path):
+    """Whatever the names; files of one content count once, so that none is in two parts."""
     write(tmp_path / "one", SOURCES)
-    write(tmp_path / "two", {f"other{i}.py": content for i, content in enumerate(reversed(SOURCES.values()))})
+    copied = enumerate([*reversed(SOURCES.values()), *SOURCES.values()])
+    write(tmp_path / "two", {f"other{i}.py": content for i, content in copied})
     parts = text.python_parts(tmp_path / "one")
     assert parts == text.python_parts(str(tmp_path / "two"))
     assert {name: fact["sha256"][:16] for name, fact in parts.facts().items()} == FIXED
     by_hash = sorted((hashlib.sha256(content).hexdigest(), content) for content in SOURCES.values())
     for part, first, last in zip(parts, (0, 0.9, 0.95), (0.9, 0.95, 1), strict=True):
         assert part == b"".join(content for digest, content in by_hash if first <= int(digest, 16) / 2**256 < last)
-
-
-def test_files_of_one_content_count_once_and_each_is_in_one_part(tmp_path):
-    write(tmp_path / "all", SOURCES | {f"copy/{name}": content for name, content in SOURCES.items()})
-    parts = text.python_parts(tmp_path / "all")
-    lines = [set(part.decode().splitlines()) for part in parts]
-    assert sum(map(len, lines)) == len(set.union(*lines)) == 400
-    assert sum(map(len, parts)) == sum(map(len, SOURCES.values()))
-    # If contents are random, each of the 400 files is in a part with probability 0.9, 0.05, 0.05.
-    for found, share in zip(lines, (0.9, 0.05, 0.05), strict=True):
-        assert abs(len(found) - 400 * share) <= SIGMAS * (400 * share * (1 - share)) ** 0.5
 
 
 def test_novels(tmp_path, monkeypatch):
@@ -171,6 +129,23 @@ def test_novels(tmp_path, monkeypatch):
     assert parts.train == b"".join(one[:a] for one, (a, _) in zip(plain, ends, strict=True))
     assert parts.validation == b"".join(one[a:b] for one, (a, b) in zip(plain, ends, strict=True))
     assert parts.test == b"".join(one[b:] for one, (_, b) in zip(plain, ends, strict=True))
+
+
+def test_the_parts_of_pythons_help_share_no_paragraph_nor_text_with_its_sources():
+    """A model of the sources, tuned to the help, has not seen it; only docstrings may repeat some of it."""
+    help_parts, sources = fine_tuning.help_parts(), text.python_parts()
+    every = [one for part in help_parts for one in part.decode(errors="ignore").split("\n\n")]
+    assert len(set(every)) == len(every)
+    sizes = [len(part) for part in help_parts]
+    assert [size / sum(sizes) for size in sizes] == pytest.approx([0.9, 0.05, 0.05], abs=1e-4)
+    assert sum(sizes) > 200_000
+    assert "pydoc_data" in text.LEFT_OUT
+    assert b'The "yield" statement' in b"".join(help_parts)
+    windows = [help_parts.test[i : i + 100] for i in range(0, len(help_parts.test) - 100, 1000)]
+    assert sum(window in sources.train for window in windows) <= len(windows) // 10
+    share = [part.test.count(b"self.") / len(part.test) for part in (sources, help_parts)]
+    assert share[0] > 10 * share[1]
+    assert [task.name for task in fine_tuning.tasks(16)] == ["python-sources", "python-help"]
 
 
 # --------------------------------------------------------------------------------------------------------------- images
@@ -288,21 +263,6 @@ def test_parts_share_no_source_and_held_out_ones_are_always_the_same():
 # --------------------------------------------------------------------------------------------------------- translations
 
 
-@pytest.fixture
-def tokenizers():
-    """The package that subword vocabularies need."""
-    return pytest.importorskip("tokenizers")
-
-
-@pytest.fixture
-def sacrebleu():
-    """The package that BLEU needs."""
-    return pytest.importorskip("sacrebleu")
-
-
-TEXTS = ["Zwei Männer stehen am Herd.", "Two men are at the stove.", "Ein Mann am Herd – zwei Männer nicht!"] * 3
-
-
 def test_lines_are_each_others(tmp_path):
     """A separator within a line does not split it, and pairs with an empty side are left out."""
     sides = ["eins ", "zwei\u2028mal", "", "leer"], ["one", "twice", "empty", " "]
@@ -317,7 +277,9 @@ def test_lines_are_each_others(tmp_path):
 
 
 @pytest.mark.skipif("ORTHO_DATA" not in os.environ, reason="needs the files of Multi30k in ORTHO_DATA")
-def test_multi30k(tokenizers, sacrebleu):
+def test_multi30k():
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("sacrebleu")
     corpus = multi30k_corpus()
     assert [len(part) for part in corpus] == [29_000, 1_014, 1_000]
     made = translation("multi30k", "", corpus.limited(1000), 1000)

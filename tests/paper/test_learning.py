@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from experiment_fakes import go, only, small_library, without_seconds
+from experiment_fakes import go, only, without_seconds
 from extent import some
 
 from paper import experiments
@@ -26,7 +26,6 @@ from paper.experiments.learning import (
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.kinds import kinds
 from paper.experiments.statistics import Decision
-from paper.tasks import text
 from paper.training import Trainer, trainer
 
 STUDIES = {
@@ -59,7 +58,7 @@ ARMS = {
 }
 EVERY = some([(name, arm) for name, names in ARMS.items() for arm in names], 4)
 every_experiment = pytest.mark.parametrize("name", MAKE)
-# Where the best look at the validation part counts: the number of looks, and of evaluations before them.
+# Where the best evaluation counts: the number of those on the validation part, and of others before them.
 BEST = {
     "images": (images.LOOKS, 0),
     "bytes": (language.LOOKS, 0),
@@ -69,15 +68,7 @@ BEST = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library(tmp_path_factory):
-    """A small library in place of Python's own."""
-    parts = small_library(tmp_path_factory.mktemp("library"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "python_parts", lambda: parts)
-        fine_tuning.tasks.cache_clear()
-        yield parts
-    fine_tuning.tasks.cache_clear()
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @pytest.mark.parametrize(("name", "arm"), EVERY)
@@ -90,9 +81,9 @@ def test_a_run_is_stored_whole_and_again_gives_the_same(name, arm, tmp_path):
         assert set(shares) == set(fitting.QUANTITIES)
         assert all(0 <= shares[one][0] <= 1 for one in fitting.QUANTITIES[:2])
     assert len(facts["loss"]) == min(case["steps"], fitting.POINTS) and facts["parameters"] > 0
-    looks = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
-    wanted = {round(case["steps"] * (i + 1) / looks) for i in range(looks)} - {0}
-    assert [look["step"] for look in facts["validation"]] == sorted(wanted)
+    evaluations = BEST.get(name, (synthetic.LOOKS if name == "synthetic" else 0,))[0]
+    wanted = {round(case["steps"] * (i + 1) / evaluations) for i in range(evaluations)} - {0}
+    assert [one["step"] for one in facts["validation"]] == sorted(wanted)
     assert without_seconds(experiment.run(case)) == without_seconds(record)
 
 
@@ -129,20 +120,20 @@ def test_a_fast_form_that_is_off_is_not_stored(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", BEST)
-def test_the_weights_of_the_best_look_are_tested(name, monkeypatch):
+def test_the_weights_of_the_best_evaluation_are_tested(name, monkeypatch):
     seen = []
 
     def evaluate(model, *_):
         seen.append({name: part.clone() for name, part in model.state_dict().items()})
-        return {name: [float(len(seen))] for name in fitting.QUANTITIES}  # the first look has the lowest loss
+        return {name: [float(len(seen))] for name in fitting.QUANTITIES}  # the first one has the lowest loss
 
     def same(one, other):
         return all(torch.equal(one[name], other[name]) for name in one)
 
     monkeypatch.setattr(fitting, "evaluate", evaluate)
-    looks, before = BEST[name]
-    experiments.EXPERIMENTS[name].run(MAKE[name](ARMS[name][0], 1, steps=looks))
-    assert same(seen[before], seen[-1]) and not same(seen[before + looks - 1], seen[-1])
+    evaluations, before = BEST[name]
+    experiments.EXPERIMENTS[name].run(MAKE[name](ARMS[name][0], 1, steps=evaluations))
+    assert same(seen[before], seen[-1]) and not same(seen[before + evaluations - 1], seen[-1])
 
 
 def seeds(name, arm, seed):

@@ -4,32 +4,21 @@ import json
 
 import pytest
 
-from paper.experiments import EXPERIMENTS, measure
 from paper.experiments.learning import rates, studies, study
 
 RATES = (0.01, 0.03)
 
 
-@pytest.fixture(scope="module")
-def measured():
-    case = study.case(studies.PARITY_STUDY, "softmax", rates.TUNING, steps=2, B=2, tested=4)
-    return measure(EXPERIMENTS["parity"], case, "cpu")
+def make(arm, seed, nats, rate=0.01, device="cpu-a", **changes):
+    """A record of a loss on the validation part."""
+    evaluations = [{"step": step, "loss_nats": nats + 1 / step - 0.5} for step in (1, 2)]
+    case = study.case(studies.PARITY_STUDY, arm, seed, rate, steps=2, B=2, tested=4) | changes
+    own = {"experiment": "parity", "device": device, "configuration": case, "repetitions": {}}
+    return own | {"facts": {"validation": evaluations, "loss": [1.0]}}
 
 
 @pytest.fixture
-def make(measured):
-    """Makes a record of an arm, a seed, a loss on the validation part, a rate, and changes of the case."""
-
-    def made(arm, seed, nats, rate=0.01, **changes):
-        looks = [{"step": step, "loss_nats": nats + 1 / step - 0.5} for step in (1, 2)]
-        case = measured["configuration"] | {"arm": arm, "seed": seed, "rate": rate, **changes}
-        return measured | {"configuration": case, "facts": measured["facts"] | {"validation": looks}}
-
-    return made
-
-
-@pytest.fixture
-def tuning(make):
+def tuning():
     return [make("linear", rates.TUNING, nats, rate) for nats, rate in ((1.0, 0.01), (1.5, 0.03))]
 
 
@@ -42,17 +31,17 @@ def table(tmp_path, monkeypatch):
     rates.table.cache_clear()
 
 
-def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_seed(make, tuning):
+def test_the_lowest_loss_on_the_validation_part_chooses_and_only_at_the_tuning_seed(tuning):
     (chosen,) = rates.choose(tuning).items()
     assert chosen[1] == 0.01 and "arm=linear" in chosen[0]
     counting = [make("linear", seed, 0.1, 0.03) for seed in (1, 2)]
     assert rates.choose([*tuning, *counting]) == rates.choose(tuning)
     assert rates.choose(counting) == {} == rates.choose(tuning[:1])
-    tuning[1]["facts"]["validation"][0]["loss_nats"] = 0.1  # an early look is as good as a late one
+    tuning[1]["facts"]["validation"][0]["loss_nats"] = 0.1  # an early one is as good as a late one
     assert list(rates.choose(tuning).values()) == [0.03]
 
 
-def test_a_rate_is_chosen_for_all_that_a_case_is_told(make):
+def test_a_rate_is_chosen_for_all_that_a_case_has():
     found = [
         make("linear", rates.TUNING, 1.0 if rate == better else 2.0, rate, steps=steps)
         for steps, better in zip((2, 9), RATES, strict=True)
@@ -63,9 +52,9 @@ def test_a_rate_is_chosen_for_all_that_a_case_is_told(make):
     assert set(rates.choose(rule)) < set(rates.choose(found)), "the rule of judgement has no part in it"
 
 
-def test_losses_of_two_devices_are_not_compared(make, tuning):
+def test_losses_of_two_devices_are_not_compared(tuning):
     """One rate from each device gives no choice; if both devices have all rates, the CPU's choice counts."""
-    theirs = [make("linear", rates.TUNING, *one) | {"device": "nvidia-h200"} for one in ((2.0, 0.01), (1.0, 0.03))]
+    theirs = [make("linear", rates.TUNING, *one, "nvidia-h200") for one in ((2.0, 0.01), (1.0, 0.03))]
     assert rates.choose([tuning[0], theirs[1]]) == {}
     for order in ([*tuning, *theirs], [*theirs, *tuning]):
         assert list(rates.choose(order).values()) == [0.01]

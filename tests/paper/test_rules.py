@@ -4,11 +4,11 @@ import re
 from math import inf, nan
 
 import pytest
+import sympy
 from refusals import refusals
 
 from paper.claims import PRECEDENCE, RULES, Severity, Verdict, all_of, loses_nothing, outperforms
 from paper.claims.figures import outward, read
-from paper.claims.outcomes import BITS_A_BYTE, Unit
 from paper.claims.rules import (
     agrees,
     bound,
@@ -35,7 +35,7 @@ def on(*values):
     return dict(zip("abcdefgh", values, strict=False))
 
 
-def told(*outcomes):
+def compared(*outcomes):
     """Differences of trained models with these outcomes, each with an interval of its own."""
     return on(*(((i, i + 1), outcome) for i, outcome in enumerate(outcomes)))
 
@@ -188,18 +188,18 @@ def told(*outcomes):
         (improves("better", on((-3, -1), (-2, 0.1)), unit=" %"), UNTESTABLE, None, "undecided at b"),
         (improves("better", on((-20, 90), (0, 9)), unit=" %"), UNTESTABLE, None, "undecided at a, b"),
         (improves("better", on((-inf, inf)), unit=" %"), UNTESTABLE, None, "undecided at a"),
-        (outperforms("p", told("better", "better")), CONFIRMED, None, "(better)"),
-        (outperforms("p", told("better", "equivalent")), CONDITIONAL, SUBSTANCE, "not shown at"),
-        (outperforms("p", told("better", "undecided")), CONDITIONAL, WORDING, "not shown at"),
-        (outperforms("p", told("equivalent", "worse", "not better")), REFUTED, SUBSTANCE, "(not better)"),
-        (outperforms("p", told("equivalent", "undecided")), UNTESTABLE, None, "(equivalent)"),
-        (outperforms("p", told("not worse")), UNTESTABLE, None, "(not worse)"),
-        (loses_nothing("p", told("equivalent", "better", "not worse")), CONFIRMED, None, "(not worse)"),
-        (loses_nothing("p", told("not worse", "worse")), CONDITIONAL, SUBSTANCE, "not shown at"),
-        (loses_nothing("p", told("better", "not better")), CONDITIONAL, WORDING, "not shown at"),
-        (loses_nothing("p", told("worse", "worse")), REFUTED, SUBSTANCE, "(worse)"),
-        (loses_nothing("p", told("worse", "undecided")), REFUTED, SUBSTANCE, "a loss in one of two settings"),
-        (loses_nothing("p", told("not better")), UNTESTABLE, None, "(not better)"),
+        (outperforms("p", compared("better", "better")), CONFIRMED, None, "(better)"),
+        (outperforms("p", compared("better", "equivalent")), CONDITIONAL, SUBSTANCE, "not shown at"),
+        (outperforms("p", compared("better", "undecided")), CONDITIONAL, WORDING, "not shown at"),
+        (outperforms("p", compared("equivalent", "worse", "not better")), REFUTED, SUBSTANCE, "(not better)"),
+        (outperforms("p", compared("equivalent", "undecided")), UNTESTABLE, None, "(equivalent)"),
+        (outperforms("p", compared("not worse")), UNTESTABLE, None, "(not worse)"),
+        (loses_nothing("p", compared("equivalent", "better", "not worse")), CONFIRMED, None, "(not worse)"),
+        (loses_nothing("p", compared("not worse", "worse")), CONDITIONAL, SUBSTANCE, "not shown at"),
+        (loses_nothing("p", compared("better", "not better")), CONDITIONAL, WORDING, "not shown at"),
+        (loses_nothing("p", compared("worse", "worse")), REFUTED, SUBSTANCE, "(worse)"),
+        (loses_nothing("p", compared("worse", "undecided")), REFUTED, SUBSTANCE, "a loss in one of two settings"),
+        (loses_nothing("p", compared("not better")), UNTESTABLE, None, "(not better)"),
         (untestable("p", {"x": "any", "y": None}), UNTESTABLE, None, "the source does not define y"),
         (untestable("p", {"x": None, "y": 1}, lack="there are no"), UNTESTABLE, None, "there are no x"),
     ],
@@ -233,24 +233,12 @@ def test_growth_with_settings_of_the_method():
     assert growth("N*d^2", "H*N*d^2", settings=("m",)).verdict == REFUTED  # they replace the usual ones
 
 
-def test_growth_tells_symbols_apart_by_name():
-    import sympy
-
+def test_growth_needs_sums_of_products_and_tells_symbols_apart_by_name():
     N, d = sympy.symbols("N d", integer=True)
     assert growth("N*d", 3 * N * d).verdict == CONFIRMED
-
-
-@pytest.mark.parametrize("formula", ["exp(N)", "N(N + 1)", "N^d", "N^2 - N^3", "1/(N + d)"])
-def test_growth_needs_sums_of_products(formula):
-    with pytest.raises(ValueError, match=r"formula: expected .* got"):
-        growth("N", formula)
-
-
-def test_growth_takes_no_other_functions():
-    import sympy
-
-    with pytest.raises(ValueError, match=r"formula: expected products of powers .* got the factor floor\(N\)"):
-        growth("N", sympy.floor(sympy.Symbol("N")))
+    for formula in ("exp(N)", "N(N + 1)", "N^d", "N^2 - N^3", "1/(N + d)", sympy.floor(N)):
+        with pytest.raises(ValueError, match=r"formula: expected .* got"):
+            growth("N", formula)
 
 
 @pytest.mark.parametrize(
@@ -262,58 +250,37 @@ def test_intervals_are_rounded_outward(ends, wider):
     assert outward(ends) == wider
 
 
-@pytest.mark.parametrize(
-    ("unit", "interval", "shown"),
-    [
-        (BITS_A_BYTE, (-inf, inf), ("-inf", "inf")),
-        (BITS_A_BYTE, (-0.00049, 0.0126), ("0.0", "0.013")),  # no negative zero
-        (Unit("% right", 100, 1), (-0.00049, 0.0126), ("0.0", "1.3")),
-    ],
-)
-def test_differences_are_reported_in_their_unit(unit, interval, shown):
-    assert tuple(map(str, unit.interval(interval))) == shown
-    assert (unit.signed(-0.0126), unit.signed(inf)) == (f"{-0.0126 * unit.scale:+.{unit.digits}f}", "+inf")
-    low, high = map(unit.signed, interval)
-    assert unit.spelt(-0.0126, interval) == f"{unit.signed(-0.0126)} ({low} to {high})"
-
-
 @refusals(
     [
-        (lambda: printed({"a": "1"}, {"a": nan}), "ours: expected a number at a"),
-        (lambda: printed({"a": "1"}, {"a": inf}), "ours: expected a finite figure at a"),
+        (lambda: printed(on("1"), on(nan)), "ours: expected a number at a"),
+        (lambda: printed(on("1"), on(inf)), "ours: expected a finite figure at a"),
         (lambda: holds("agree", nan, 1.0), "error: expected a residual"),
         (lambda: holds("agree", -1.0, 1e-3), "error: expected a residual"),
         (lambda: holds("agree", 0.0, 0.0), "tolerance: expected a positive number"),
         (lambda: holds("agree", 0.0, nan), "tolerance: expected a positive number"),
-        (
-            lambda: contradiction(("one", (2, 1)), ("other", 1)),
-            r"first: expected \(low, high\) with low <= high, got \(2, 1\)",
-        ),
+        (lambda: contradiction(("one", (2, 1)), ("other", 1)), r"first: expected \(low, high\) with low <= high"),
         (lambda: contradiction(("one", 1), ("other", (2, 1))), "second: expected"),
-        (lambda: region((2, 1), {"a": 1}), "claimed: expected"),
-        (lambda: region((20, 35), {"a": nan}), "measured: expected a number at a, got nan"),
-        (
-            lambda: effect((0, 5), {"a": (0, 1)}, {"b": (0, 1)}),
-            r"control: expected the labels of measured, \['a'\], got \['b'\]",
-        ),
+        (lambda: region((2, 1), on(1)), "claimed: expected"),
+        (lambda: region((20, 35), on(nan)), "measured: expected a number at a, got nan"),
+        (lambda: effect((0, 5), on((0, 1)), {"b": (0, 1)}), r"control: expected the labels of measured, \['a'\], got"),
         # without an upper end there is no middle that noise could reach
-        (lambda: effect((2, inf), {"a": (-5, 100)}, {"a": (-1, 1)}), r"claimed: expected finite ends, got \(2, inf\)"),
-        (lambda: effect((-inf, 2), {"a": (-5, 100)}, {"a": (-1, 1)}), "claimed: expected finite ends"),
-        (lambda: effect((2, 1), {"a": (0, 1)}, {"a": (0, 1)}), "claimed: expected"),
-        (lambda: effect((0, 5), {"a": (2, 1)}, {"a": (0, 1)}), "measured: expected"),
-        (lambda: effect((0, 5), {"a": (0, 1)}, {"a": (2, 1)}), "control: expected"),
+        (lambda: effect((2, inf), on((-5, 100)), on((-1, 1))), r"claimed: expected finite ends, got \(2, inf\)"),
+        (lambda: effect((-inf, 2), on((-5, 100)), on((-1, 1))), "claimed: expected finite ends"),
+        (lambda: effect((2, 1), on((0, 1)), on((0, 1))), "claimed: expected"),
+        (lambda: effect((0, 5), on((2, 1)), on((0, 1))), "measured: expected"),
+        (lambda: effect((0, 5), on((0, 1)), on((2, 1))), "control: expected"),
         (lambda: improves("better", {}), "gains: expected at least one setting"),
-        (lambda: improves("better", {"a": (2, 1)}), "gains: expected"),
-        (lambda: improves("better", {"a": (nan, 1)}), "gains: expected"),
-        (lambda: untestable("works", {"a task": "any"}), "expected a quantity that the source does not define"),
+        (lambda: improves("better", on((2, 1))), "gains: expected"),
+        (lambda: improves("better", on((nan, 1))), "gains: expected"),
+        (lambda: untestable("works", on("any")), "expected a quantity that the source does not define"),
         (lambda: growth_where("N", {}), "exact: expected at least one setting"),
         (lambda: agrees((0, 5), {}), "measured: expected at least one setting"),
-        (lambda: agrees((0, 5), {"a": (2, 1)}), "measured: expected"),
+        (lambda: agrees((0, 5), on((2, 1))), "measured: expected"),
         (lambda: all_of({}), "expected at least one finding"),
         (lambda: outperforms("p", {}), "found: expected at least one setting, got none"),
-        (lambda: outperforms("p", told("beter")), "outcome: expected one of 'equivalent', .*, got 'beter'"),
-        (lambda: loses_nothing("p", told(None)), "outcome: expected one of"),
-    ],
+        (lambda: outperforms("p", compared("beter")), "outcome: expected one of 'equivalent', .*, got 'beter'"),
+        (lambda: loses_nothing("p", compared(None)), "outcome: expected one of"),
+    ]
 )
 def test_what_rules_refuse(refused):
     refused()
@@ -329,11 +296,6 @@ FOUND = {
     CONDITIONAL: region((0, 1), {"a": 0, "b": 2}),
     UNTESTABLE: untestable("p", {"x": None}),
 }
-
-
-def test_each_verdict_can_be_reached():
-    assert {verdict: finding.verdict for verdict, finding in FOUND.items()} == {v: v for v in Verdict}
-    assert sorted(PRECEDENCE) == sorted(Verdict)
 
 
 @pytest.mark.parametrize("first", Verdict)
@@ -368,6 +330,3 @@ OPEN, PART = untestable("p", {"a task": None}), region((0, 1), on(1, 3))
 )  # fmt: skip
 def test_the_heaviest_part_counts_unless_the_whole_is_untestable(parts, severity):
     assert all_of(on(*parts)).severity == severity
-
-
-# --------------------------------------------------------------------------------------------------------- sentences

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from experiment_fakes import small_library
 
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.models.language_model import LanguageModel
@@ -27,7 +26,6 @@ from paper.experiments.speed import (
     whole_models,
 )
 from paper.experiments.speed.benchmark import Arm, Budget
-from paper.tasks import text
 
 SMALL = {"H": 2, "K": 8, "chunk": 8}
 # Enough tokens for windows and selections to leave some out.
@@ -64,7 +62,6 @@ LAYER = {"N": 24, "d": 32, "H": 2}
 HEADS = {"N": 24, "d": 64, "H": 4}
 BYTES = {"B": 2, "N": 16, "d": 16, "H": 4, "L": 1}
 assert_close, function = fitting.assert_close, attention_variants.function
-value_gradient_pass = value_gradient.frozen_qk_attention
 BYTES_ARMS = ("learned", "linear", "1 learned + 3 positional")  # test_learning.py trains one of every kind
 DECODED = {"H": 2, "K": 8, "N": 1024}
 
@@ -101,11 +98,9 @@ IDS = [f"{name}-{index}" for name, cases in TINY.items() for index in range(len(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tiny(tmp_path_factory):
-    """Models and texts small enough to train in a test, and timings that take a moment."""
-    parts = small_library(tmp_path_factory.mktemp("text"))
+def tiny(library):
+    """Models small enough to train in a test, and timings that take a moment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "python_parts", lambda: parts)
         arms = language_models.arms
         patch.setattr(language_models, "arms", lambda *sizes: {name: arms(*sizes)[name] for name in BYTES_ARMS})
         shrink_models(patch)
@@ -113,16 +108,8 @@ def tiny(tmp_path_factory):
         patch.setattr(projections, "CALL_SECONDS", 1e-6)
         for module in (attention, decoding, generation, inference):
             patch.setitem(module.CALL_SECONDS, "cpu", 1e-3)
-        for module in (
-            attention,
-            decoding,
-            generation,
-            language_models,
-            projections,
-            recomputation,
-            training_step,
-            whole_models,
-        ):
+        timings = (attention, decoding, generation, language_models, projections, recomputation)
+        for module in (*timings, training_step, whole_models):
             patch.setitem(module.BUDGETS, "cpu", dataclasses.replace(module.BUDGETS["cpu"], least=1, warm_up=0))
         yield
 
@@ -158,8 +145,8 @@ def test_every_case_runs_on_cuda(name, make):
 # ------------------------------------------------------------------------------- what is wrong is not timed
 
 
-def wrong_attention(*x, **kwargs):
-    return torch.nn.functional.scaled_dot_product_attention(*x, **kwargs) * 1.001
+def a_thousandth_more(right):
+    return lambda *x, **kwargs: 1.001 * right(*x, **kwargs)
 
 
 def with_weights(right, change):
@@ -209,78 +196,68 @@ def a_tenth_more(right):
     return off
 
 
-def timed(name):
-    return partial(measure, EXPERIMENTS[name], TINY[name][0](), "cpu", seconds=0.0)
-
-
 embed, new_cache = LanguageModel._embed, decoding.new_cache
-attended = "ortho.attention.softmax.softmax_attention.scaled_dot_product_attention"
-WRONG = {  # what is changed, by what; what is measured; what is said
-    "layer": (attended, wrong_attention, timed("training-step"), "learned, output"),
-    "exchanged pass": (
-        "paper.experiments.speed.value_gradient.frozen_qk_attention",
-        lambda *x, **kwargs: 1.001 * value_gradient_pass(*x, **kwargs),
-        timed("exchanged-speed"),
+SPEED = "paper.experiments.speed."
+WRONG = [  # what is measured; what is changed, by what; what is said
+    (
+        "training-step",
+        "ortho.attention.softmax.softmax_attention.scaled_dot_product_attention",
+        a_thousandth_more(torch.nn.functional.scaled_dot_product_attention),
+        "learned, output",
+    ),
+    (
+        "exchanged-speed",
+        SPEED + "value_gradient.frozen_qk_attention",
+        a_thousandth_more(value_gradient.frozen_qk_attention),
         "exchanged, output",
     ),
-    "projection": (
-        "paper.experiments.speed.projections.build",
+    (
+        "projection-speed",
+        SPEED + "projections.build",
         with_weights(projections.build, lose_gradient),
-        timed("projection-speed"),
         "structured, gradient of x",
     ),
-    "recomputation": (
-        "paper.experiments.speed.recomputation.build",
+    (
+        "recomputation-speed",
+        SPEED + "recomputation.build",
         with_weights(recomputation.build, lambda made: made[recomputation.SELECTIVE][0].attention.weight_v.mul_(1.01)),
-        timed("recomputation-speed"),
         "attention again",
     ),
-    "inference": (
-        "paper.experiments.speed.inference.to_standard",
+    (
+        "inference",
+        SPEED + "inference.to_standard",
         with_weights(inference.to_standard, lambda made: made.weight_o[0, 0].add_(1)),
-        timed("inference"),
         "learned: expected the frozen layer's output, bit for bit",
     ),
-    "language model": (
+    (
+        "bytes-speed",
         "paper.experiments.learning.fitting.assert_close",
         lambda what, a, b, bound: assert_close(what, a * (1 + 1e-6), b, bound),
-        timed("bytes-speed"),
         "fast form",
     ),
-    "attention": (
-        "paper.experiments.speed.attention_variants.function",
-        lambda arm, chunk: lambda *x: 1.001 * function(arm, chunk)(*x),
-        timed("attention-speed"),
+    (
+        "attention-speed",
+        SPEED + "attention_variants.function",
+        lambda arm, chunk: a_thousandth_more(function(arm, chunk)),
         "sdpa, output",
     ),
-    "cache": (
-        "paper.experiments.speed.decoding.new_cache",
-        forgetful,
-        timed("decode-speed"),
-        "softmax: expected a relative",
-    ),
-    "generation": (
-        "ortho.models.language_model.LanguageModel._embed",
-        at_the_first_place,
-        timed("generation"),
-        "learned",
-    ),
-    "whole model": (
-        "paper.experiments.speed.whole_models._results",
+    ("decode-speed", SPEED + "decoding.new_cache", forgetful, "softmax: expected a relative"),
+    ("generation", "ortho.models.language_model.LanguageModel._embed", at_the_first_place, "learned"),
+    (
+        "whole-models",
+        SPEED + "whole_models._results",
         a_tenth_more(whole_models._results),
-        timed("whole-models"),
         "learned, gradient of blocks.0.attention.weight_v",
     ),
-}
+]
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_not_timed(name, monkeypatch):
-    place, instead, call, said = WRONG[name]
+@pytest.mark.parametrize(("name", "place", "instead", "said"), WRONG)
+def test_what_is_wrong_is_not_timed(name, place, instead, said, monkeypatch):
     monkeypatch.setattr(place, instead)
     with pytest.raises(AssertionError, match=said):
-        call()
+        measure(EXPERIMENTS[name], TINY[name][0](), "cpu", seconds=0.0)
 
 
 def test_a_frozen_weight_that_is_trained_is_not_timed():
@@ -336,15 +313,10 @@ def ticks(monkeypatch):
     monkeypatch.setattr(benchmark.time, "process_time", lambda: 0.0)
 
 
-def attention_call(name="linear", ran=None):
-    operands, upstream = attention_variants.draw(SETS["main"])
-    call = attention_variants.function(name, 8)
-    return lambda *x: (ran if ran is not None else []).append(1) or call(*x), operands, upstream
-
-
 def test_a_timing_is_the_mean_of_its_calls(ticks):
-    ran = []
-    times = benchmark.timed(*attention_call(ran=ran), 4)
+    ran, (operands, upstream) = [], attention_variants.draw(SETS["main"])
+    call = attention_variants.function("linear", 8)
+    times = benchmark.timed(lambda *x: ran.append(1) or call(*x), operands, upstream, 4)
     assert len(ran) == 4
     assert times == {"forward_s": 1.0, "forward_cpu_s": 0.0, "backward_s": 1.0, "backward_cpu_s": 0.0}
     cache, tokens = decoding._read(decoding.case("recurrent", **DECODED), "softmax", 20, 8)
@@ -352,14 +324,9 @@ def test_a_timing_is_the_mean_of_its_calls(ticks):
     assert cache.length == 20, "what is timed reads a copy"
 
 
-def layer(variant="learned"):
-    module = training_step.build(training_step.case(**LAYER), variant)
-    x, upstream = (torch.randn(1, LAYER["N"], LAYER["d"]) for _ in range(2))
-    return module, x.requires_grad_(), upstream
-
-
 def test_a_timed_step_takes_the_gradients_of_one_step():
-    module, x, upstream = layer()
+    module = training_step.build(training_step.case(**LAYER), "learned")
+    x, upstream = (torch.randn(1, LAYER["N"], LAYER["d"], requires_grad=True) for _ in range(2))
     arm = Arm("learned", module, module, torch.optim.SGD(module.parameters(), lr=0.0))
     leaves = [x, *module.parameters()]
     expected = torch.autograd.grad(module(x), leaves, upstream)
@@ -368,8 +335,9 @@ def test_a_timed_step_takes_the_gradients_of_one_step():
     torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))
 
 
-def compiler(compiled):
-    """A compiler that fails at the first call it is given, spoils the second, and keeps the others."""
+def test_a_compiler_that_fails_or_is_off_is_recorded_as_such(monkeypatch):
+    """It fails at the first call it is given, spoils the second, and keeps the others."""
+    compiled = []
 
     def compiling(call, **_):
         compiled.append(call)
@@ -378,11 +346,7 @@ def compiler(compiled):
         by = 2 if len(compiled) == 2 else 1
         return lambda *x, **kwargs: call(*x, **kwargs) * by
 
-    return compiling
-
-
-def test_a_compiler_that_fails_or_is_off_is_recorded_as_such(monkeypatch):
-    monkeypatch.setattr(torch, "compile", compiler([]))
+    monkeypatch.setattr(torch, "compile", compiling)
     experiment = EXPERIMENTS["training-step"]
     record = measure(experiment, TINY["training-step"][0](compiled=True), "cpu", seconds=0.0)
     assert set(record["repetitions"]) == {*training_step.VARIANTS, "stopped-compiled"}

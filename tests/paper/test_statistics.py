@@ -109,12 +109,7 @@ def test_the_quantiles_are_scipys():
         assert student(2 * student_below(abs(t), 5) - 1, 5) == pytest.approx(abs(t), rel=1e-9)
 
 
-def intervals():
-    """Intervals with ends below, at and above the margins and 0, in order."""
-    return itertools.combinations_with_replacement((-math.inf, -2, -1, -0.5, 0, 0.5, 1, 2, math.inf), 2)
-
-
-def test_what_is_said_is_true_of_every_difference_in_the_interval():
+def test_an_outcome_is_true_of_every_difference_in_the_interval():
     """The outcome is the strongest that is true of all of them, with a margin of 1."""
     true = {
         "equivalent": lambda difference: abs(difference) < 1,
@@ -126,24 +121,18 @@ def test_what_is_said_is_true_of_every_difference_in_the_interval():
     }
     assert tuple(true) == OUTCOMES
     decision = Decision(margin=1, level=0.025, higher_is_better=True)
-    said = set()
-    for low, high in intervals():
+    reached = set()
+    # Ends below, at and above the margins and 0, in order.
+    ends = (-math.inf, -2, -1, -0.5, 0, 0.5, 1, 2, math.inf)
+    for low, high in itertools.combinations_with_replacement(ends, 2):
         # Each outcome holds on a convex set: if it holds at both ends, it holds between them.
         outcomes = [name for name, holds in true.items() if holds(low) and holds(high)]
         assert decide((low, high), decision) == outcomes[0], (low, high)
-        said.add(outcomes[0])
-    assert said == set(OUTCOMES)
+        reached.add(outcomes[0])
+    assert reached == set(OUTCOMES)
 
 
 # -------------------------------------------------------------------------------------- intervals of paired differences
-
-
-def drawn(kind, *sizes, seed=0):
-    """Differences of mean 0."""
-    values = torch.empty(*sizes, dtype=torch.float64)
-    if kind == "normal":
-        return values.normal_(generator=generator(seed)).numpy()
-    return (values.exponential_(generator=generator(seed)) - 1).numpy()
 
 
 @pytest.mark.parametrize("n", range(2, 7))
@@ -172,7 +161,7 @@ def test_where_the_bootstrap_is_normal_the_interval_is_students():
     noise of 100,000 draws. A quantile at the tail p has the standard error sqrt(p / draws) over the density. This is
     below 1 % of the half-width here, and 4.42 standard errors are allowed."""
     n, confidence = 200, 0.95
-    d = drawn("normal", n)
+    d = torch.randn(n, generator=generator(), dtype=torch.float64).numpy()
     mean, (low, high) = paired_difference(d.tolist(), [0] * n, confidence=confidence)
     half = student(confidence, n - 1) * d.std(ddof=1) / math.sqrt(n)
     z = half * math.sqrt(n) / d.std()

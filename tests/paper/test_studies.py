@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from experiment_fakes import small_library
 
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.learning import fine_tuning, fitting, language, rates, retrieval
@@ -17,7 +16,6 @@ from paper.experiments.learning.retrieval_tasks import (
     UNTRAINED,
     part,
 )
-from paper.tasks import text
 from paper.tasks.text import VOCAB_SIZE
 
 # ------------------------------------------------------------------------------------------------------ models of bytes
@@ -25,14 +23,6 @@ from paper.tasks.text import VOCAB_SIZE
 
 TINY = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 4, "L": 1, "tested": 4}
 every_device = pytest.mark.parametrize("device", ["cpu", "cuda"])
-
-
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A small library in place of Python's own."""
-    parts = small_library(tmp_path)
-    monkeypatch.setattr(text, "python_parts", lambda: parts)
-    return parts
 
 
 @every_device
@@ -102,32 +92,8 @@ def watch(patch):
     return found
 
 
-def test_the_parts_of_the_help_share_no_paragraph():
-    parts = fine_tuning.help_parts()
-    paragraphs = [part.decode(errors="ignore").split("\n\n") for part in parts]
-    every = [one for part in paragraphs for one in part]
-    assert len(set(every)) == len(every)
-    sizes = [len(part) for part in parts]
-    assert [size / sum(sizes) for size in sizes] == pytest.approx([0.9, 0.05, 0.05], abs=1e-4)
-    assert sum(sizes) > 200_000
-    facts = parts.facts()
-    assert len({fact["sha256"] for fact in facts.values()}) == 3
-
-
-def test_the_texts_are_two_kinds():
-    """The first stage has not seen the second's text; only docstrings may repeat some of it."""
-    assert "pydoc_data" in text.LEFT_OUT
-    first, second = text.python_parts(), fine_tuning.help_parts()
-    assert b'The "yield" statement' in b"".join(second)
-    windows = [second.test[i : i + 100] for i in range(0, len(second.test) - 100, 1000)]
-    assert sum(window in first.train for window in windows) <= len(windows) // 10
-    share = [part.test.count(b"self.") / len(part.test) for part in (first, second)]
-    assert share[0] > 10 * share[1]
-    assert [task.name for task in fine_tuning.tasks(16)] == ["python-sources", "python-help"]
-
-
 @pytest.fixture(scope="module")
-def runs():
+def runs(library):
     """Arm -> the outcome of a tiny run, and what it trained."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:

@@ -19,15 +19,8 @@ from paper.tasks import translation as texts
 from paper.tasks.pairs import exact_matches
 from paper.training import Recipe, Trainer
 
-TINY = {"steps": 2, "B": 2, "d": 16, "L": 1, "tested": 4, "looked": 2}
 PAIRS = 1000
 NAMES = list(arms(16))
-
-
-def tiny(task, arm="8 learned", seed=1, **changes):
-    own = {"subwords": 80} if task == "translation" else {}
-    pairs = PAIRS if task == "translation" else 0
-    return translating.case(task, arm, seed, **{"pairs": pairs, **TINY, **own, **changes})
 
 
 @pytest.fixture
@@ -37,13 +30,13 @@ def corpus(monkeypatch):
     pytest.importorskip("sacrebleu")
 
     def part(first, count):
-        return [
-            (f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in range(first, first + count)
-        ]
+        numbers = range(first, first + count)
+        return [(f"das ist Satz {i} von {i * i}", f"this is sentence {i} of {i * i}") for i in numbers]
 
     long = [("lang " * 20, "long"), ("lang", "long " * 20)]
     found = texts.Corpus(long + part(0, PAIRS), long + part(PAIRS, 8), part(2 * PAIRS, 8))
     monkeypatch.setattr(translating, "multi30k_corpus", lambda: found)
+    monkeypatch.setattr(translation_budgets, "BLOCKS", 2)
     translating._multi30k.cache_clear()
     yield found
     translating._multi30k.cache_clear()
@@ -78,7 +71,7 @@ def test_no_mistake_after_right_tokens_is_what_greedy_decoding_writes():
     found = []
     for draw in (task.train, task.tests["like training"]):
         mixed = dataclasses.replace(task, tests={"test": draw})
-        case = tiny("transduction", tested=16)
+        case = translating.case("transduction", "8 learned", 1, pairs=0, tested=16)
         shares = fitting.evaluate(model, draw, case, torch.Generator())
         matches = exact_matches(translating.written(model, mixed, case), draw(16, torch.Generator()).answers)
         found.append(float(matches.double().mean()))
@@ -93,12 +86,7 @@ def longer(arm="8 learned", seed=1, **changes):
     return translation_budgets.case(arm, seed, 0.01, **{"pairs": PAIRS, **LONGER, **changes})
 
 
-@pytest.fixture
-def in_two_parts(monkeypatch):
-    monkeypatch.setattr(translation_budgets, "BLOCKS", 2)
-
-
-def test_a_translation_is_tested_at_each_budget(corpus, in_two_parts, tmp_path):
+def test_a_translation_is_tested_at_each_budget(corpus, tmp_path):
     case = longer()
     assert not go(only("translation-budgets", case), tmp_path).errors
     (record,) = records.read_all(tmp_path, "translation-budgets")
@@ -113,17 +101,15 @@ def test_a_translation_is_tested_at_each_budget(corpus, in_two_parts, tmp_path):
     assert records.differences(record | translation_budgets.run(case), record) == {}
 
 
-def test_bleu_of_counts_is_that_of_the_texts(corpus, in_two_parts):
+def test_bleu_of_counts_is_that_of_the_texts(corpus):
     """The counts of the parts are added up; sacrebleu smooths only if no n-gram of an order is right."""
     found, task = translating.subject(longer())
     answers = task.tests["test"](4, generator()).answers
-    counts = found.counts("test", answers, 2)
-    table = np.array([counts[name] for name in translation_budgets.COUNTS], dtype=float)
-    assert translation_budgets.score(table.sum(1)) == 1.0
-    swapped = answers[[0, 1, 3, 2]]
-    counts = found.counts("test", swapped, 2)
-    table = np.array([counts[name] for name in translation_budgets.COUNTS], dtype=float)
-    assert 100 * translation_budgets.score(table.sum(1)) == pytest.approx(found.bleu("test", swapped).score)
+    for order, whole in (([0, 1, 2, 3], True), ([0, 1, 3, 2], False)):
+        counts = found.counts("test", answers[order], 2)
+        table = np.array([counts[name] for name in translation_budgets.COUNTS], dtype=float)
+        share = translation_budgets.score(table.sum(1))
+        assert 100 * share == pytest.approx(found.bleu("test", answers[order]).score) and (share == 1) is whole
     table[6] = 0
     assert translation_budgets.score(table.sum(1)) == 0
 
@@ -134,7 +120,7 @@ def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.S
     how much of the variation of each head's weights positions explain."""
     counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
     correct = [name for name in counts if name.startswith("right")]
-    told = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
+    found = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
     heads = [
         [{"pattern": "start", "absolute": share, "pattern_share": share} for share in layer] for layer in positional
     ]
@@ -148,7 +134,7 @@ def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.S
             "device": "cpu-abacus",
             "configuration": translation_budgets.case(arm, seed, 0.01, pairs=pairs, budget=looks[-1]["budget"]),
             "provenance": {"device_name": "X"},
-            "repetitions": {f"{2**i} x": counts for i, counts in enumerate(told)},
+            "repetitions": {f"{2**i} x": counts for i, counts in enumerate(found)},
             "facts": {"validation": looks, "parameters": len(arm)},
         }
         for seed in seeds
