@@ -4,11 +4,11 @@ The directive `modules` takes patterns, one a line, and describes each module th
 stands for its `__init__.py`. In a docstring `name` is code, $x$ a formula, $$x$$ a formula that is a paragraph,
 arXiv:2009.14794 a paper, and no other character is markup. This is translated to the reStructuredText that autodoc
 reads. Members that a class only inherits from Python or PyTorch are left out, and so are the fields of named tuples,
-which their class describes.
+which their class describes. Default values that are functions or classes are shown by name.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ DISPLAYED = re.compile(r"\s*\$\$([^$]+)\$\$\s*")
 SPECIAL = re.compile(r"[\\*|_`]")
 LISTED = re.compile(r"^(\s*)\* ", re.MULTILINE)
 GENERATED = re.compile(r"Alias for field number \d+$")
+# Values whose repr is not Python code: <function softmax>, <class 'torch.nn.Linear'>; <factory> of a dataclass.
+UNREADABLE = re.compile(r"<(?:(?:built-in )?function |class ')?(?:\w+\.)*(\w+)'?(?: at 0x[0-9a-f]+)?>")
 
 
 def public_modules() -> list[str]:
@@ -103,6 +105,13 @@ def process(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
     lines[:] = "\n\n".join(map(translated, paragraphs)).split("\n")
 
 
+def signature(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, text: str | None, returned: Any) -> Any:
+    """Replace defaults that Sphinx cannot parse by their names: else it would print the raw signature on one line."""
+    if text is None:
+        return None
+    return UNREADABLE.sub(lambda shown: "..." if shown[1] == "factory" else shown[1], text), returned
+
+
 def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options: Any) -> bool | None:
     """Leave out members that no docstring of the package describes; None leaves the choice to autodoc."""
     text = getattr(thing, "__doc__", None) or ""
@@ -113,6 +122,8 @@ def skip(_app: Any, _what: str, _name: str, thing: Any, _skipped: bool, _options
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_directive("modules", Modules)
-    app.connect("autodoc-process-docstring", process)
-    app.connect("autodoc-skip-member", skip)
+    connect: Callable[..., Any] = app.connect
+    connect("autodoc-process-docstring", process)
+    connect("autodoc-process-signature", signature)
+    connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
