@@ -236,7 +236,7 @@ def test_growth_with_settings_of_the_method():
 def test_growth_needs_sums_of_products_and_tells_symbols_apart_by_name():
     N, d = sympy.symbols("N d", integer=True)
     assert growth("N*d", 3 * N * d).verdict == CONFIRMED
-    for formula in ("exp(N)", "N(N + 1)", "N^d", "N^2 - N^3", "1/(N + d)", sympy.floor(N)):
+    for formula in ("exp(N)", "N(N + 1)", "N^d", "N^2 - N^3", "1/(N + d)", sympy.floor(sympy.Symbol("N"))):
         with pytest.raises(ValueError, match=r"formula: expected .* got"):
             growth("N", formula)
 
