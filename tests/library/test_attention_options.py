@@ -11,7 +11,6 @@ import ortho
 from ortho import HybridAttention, LanguageModel, MultiheadAttention, cost
 from ortho.attention import MECHANISMS, linear_attention, register
 from ortho.attention.cache import new_cache
-from ortho.layers.induction import InductionHeads
 from ortho.models.generation import next_token
 
 B, N, D, H = 3, 9, 16, 4
@@ -124,14 +123,6 @@ def test_masks_of_numbers_where_softmax_is_exact():
     close(exchanged(x, attn_mask=bias), ortho.to_standard(exchanged)(x, attn_mask=bias))
 
 
-def test_calls_as_of_torchs_layer():
-    one, x, context = MultiheadAttention(embed_dim=D, num_heads=H), draw(B, N, D).float(), draw(B, 5, D).float()
-    assert torch.equal(one(x, x, x), one(x))
-    assert torch.equal(one(x, context, context), one(x, context))
-    exchanged = ortho.FrozenQKAttention(D, H, batch_first=True)
-    assert torch.equal(exchanged(x, x, x), exchanged(x))
-
-
 def test_no_two_blocks_share_a_module():
     attention = ortho.RandomFeatureAttention(D // H)
     model = LanguageModel(7, D, H, 2, max_length=N, attention=attention)
@@ -158,13 +149,6 @@ def test_forbidden_tokens_have_no_finite_logit():
         for _ in range(20):
             drawn = next_token(logits, generator=generator(), **how)[:, 0].tolist()
             assert drawn[0] in (0, 2) and drawn[1] == 1
-
-
-@pytest.mark.parametrize("make", [InductionHeads, partial(HybridAttention, heads={"induction": 2, "linear": 2})])
-def test_layers_can_be_copied(make):
-    one, x = make(D, H, dtype=torch.float64), draw(B, N, D)
-    other, cache = copy.deepcopy(one), one.new_cache(N)
-    close(one(x, is_causal=True, cache=cache), other(x, is_causal=True, cache=other.new_cache(N)))
 
 
 def test_new_caches_of_functions():

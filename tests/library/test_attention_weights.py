@@ -5,18 +5,14 @@ from functools import partial
 import pytest
 import torch
 from gradients import trained
-from seeded import generator
+from seeded import draw, generator
 
-from ortho import MECHANISMS, FrozenQKAttention, MultiheadAttention, TransformerBlock
+from ortho import MECHANISMS, FrozenQKAttention, MultiheadAttention
 
 # Two float64 computations of the same sums in different orders, magnified by exponentials of scores up to 20.
 close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
 B, N, D, H = 2, 40, 12, 3  # N: more than the mini-batch of test-time training
 WITH = [name for name, m in MECHANISMS.items() if m.has_weights]
-
-
-def draw(*shape, seed=1):
-    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
 
 
 def layer(attention="softmax", cls=MultiheadAttention, **kwargs):
@@ -58,10 +54,12 @@ def test_outputs_are_the_weights_times_the_values(name, form):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_weights_are_those_of_torch(masked):
-    one, x, context = layer(), draw(B, N, D), draw(B, 5, D, seed=2)
+    one, x, context = layer(dropout=0.1).eval(), draw(B, N, D), draw(B, 5, D, seed=2)
     padding = torch.tensor([[False] * 5, [False, True, True, False, False]]) if masked else None
     y, weights = one(x, context, key_padding_mask=padding, need_weights=True)
-    theirs = one.to_torch()(x, context, context, key_padding_mask=padding, average_attn_weights=False)
+    other = one.to_torch()
+    assert (other.dropout, other.training) == (0.1, False)
+    theirs = other(x, context, context, key_padding_mask=padding, average_attn_weights=False)
     close(y, theirs[0])
     close(weights, theirs[1])
 
@@ -88,22 +86,3 @@ def test_dropout_leaves_out_a_share_of_the_weights(cls):
     leaf = x.clone().requires_grad_()
     one(leaf).square().sum().backward()
     assert leaf.grad.abs().sum() > 0
-
-
-def test_dropout_in_a_block_and_a_model():
-    block = TransformerBlock(D, 3, attention_dropout=0.5, generator=generator())
-    assert (block.attention.dropout, block.dropout.p) == (0.5, 0.0)
-    assert "dropout" not in block.state_dict()
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_to_torch(bias):
-    """Dropout, mode and outputs are the same."""
-    ours = MultiheadAttention(D, H, bias=bias, dropout=0.1, generator=generator(), dtype=torch.float64).eval()
-    with torch.no_grad():
-        for name, value in ours.named_parameters():
-            if "bias" in name:
-                value.normal_(generator=generator(1))
-    theirs, x = ours.to_torch(), draw(B, N, D)
-    assert (theirs.dropout, theirs.training) == (0.1, False)
-    close(theirs(x, x, x, need_weights=False)[0], ours(x))

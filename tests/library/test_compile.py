@@ -1,4 +1,5 @@
-"""`torch.compile` as a user calls it gives the right result at one length after the other, training step included.
+"""`torch.compile` as a user calls it gives the right result at one length after the other, training step included;
+torch.func, forward derivatives and traces: a definition serves them, a fast form serves them or says that it cannot.
 
 Compiling takes seconds, most of them for symbolic sizes. By default one case of each kind of code is compiled with
 symbolic sizes, and one of each further way to compute at a single length. With ORTHO_TESTS=all, as in the nightly run,
@@ -10,10 +11,14 @@ from shutil import which
 
 import pytest
 import torch
-from compiled_models import CASES
+from compiled_models import CASES, causal
 from extent import WHOLE
+from extent import WHOLE as EVERY
+from torch.autograd import forward_ad
 
 from ortho import MECHANISMS
+from ortho.attention.linear.dense_features import DenseExponentialFeatures
+from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.attention.positional import patterns
 
 pytestmark = [
@@ -104,23 +109,6 @@ def test_without_gradients(name):
             )
 
 
-@pytest.mark.parametrize("name", ["exchanged", "selective-induction heads"])
-def test_training_under_autocast(name):
-    """The traced backward pass makes q and k again in half precision, as the forward pass did; then both round alike,
-    but for sums in another order: 8 terms of 2^-9."""
-    make, given = CASES[name]
-    torch.manual_seed(0)
-    plain = make().float()
-    other = copy.deepcopy(plain)
-    ((x,), kwargs), found = given(5), []
-    for module, call in ((plain, plain), (other, torch.compile(other, backend="aot_eager", fullgraph=True))):
-        with torch.autocast("cpu", torch.bfloat16):
-            y = call(x.float(), **kwargs)
-        y.float().square().sum().backward()
-        found.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None} | {"y": y})
-    torch.testing.assert_close(found[1], found[0], rtol=2**-6, atol=2**-6)
-
-
 @pytest.mark.parametrize("name", BY_DEFAULT if WHOLE else BY_DEFAULT[:1])
 def test_by_default(name, tmp_path, monkeypatch):
     """The default backend generates code, for which it needs a C++ compiler."""
@@ -183,3 +171,111 @@ def test_cubes_of_positions():
 
     for found, wanted in zip(torch.compile(sums)(), sums(), strict=True):
         assert torch.equal(found, wanted)
+
+
+# ----------------------------------------------------------------------------------- torch.func and forward derivatives
+
+CHOOSING = [name for name, m in MECHANISMS.items() if m.family == "dynamic_sparse" and name != "sparse-linear"]
+SMOOTH = [name for name in MECHANISMS if name not in CHOOSING]
+
+
+def drawn(*lead):
+    return [torch.randn(*lead, 5, 4, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3)]
+
+
+def call(name, form):
+    m = MECHANISMS[name]
+    return lambda q, k, v: m.form(form)(q, k, v, is_causal=m.causal)
+
+
+def same(a, b):
+    """Two float64 computations of the same; fits are singular up to 1e6."""
+    torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
+
+
+def expected_of(function, plain, form):
+    """Assert that the function's result is the plain one or, for a fast form, that PyTorch refuses it."""
+    try:
+        result = function()
+    except RuntimeError:
+        assert form == "fast"
+        return
+    same(result, plain)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # about PyTorch's own code
+@pytest.mark.parametrize("form", ["reference", "fast"])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_transforms(name, form):
+    """The gradient, a map over a batch, and a forward derivative."""
+    f, (q, k, v) = call(name, form), drawn(2)
+    leaf = v.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(f(q, k, leaf).square().sum(), leaf)
+    expected_of(lambda: torch.func.grad(lambda v: f(q, k, v).square().sum())(v), gradient, form)
+    tangent = torch.ones_like(v)
+    along = f(q, k, v + tangent) - f(q, k, v)  # linear in v, except for losses of the values
+    if not name.startswith("ttt"):
+        expected_of(lambda: torch.func.jvp(lambda v: f(q, k, v), (v,), (tangent,))[1], along, form)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(v, tangent)
+            expected_of(lambda: forward_ad.unpack_dual(f(q, k, dual)).tangent, along, form)
+    many = drawn(3, 2)
+    each = torch.stack([f(*x) for x in zip(*many, strict=True)])
+    expected_of(lambda: torch.func.vmap(f)(*many), each, form)
+
+
+LAYERS = [
+    *(f"{name}, fast" for name in MECHANISMS),
+    *("exchanged", "induction heads", "positional heads", "convolved", "stopped projection", "structured projection"),
+    *(
+        "synthesizer dense",
+        "experts, fast, room None",
+        "experts, fast, room 1.0",
+        "language model",
+        "vision transformer",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [x for x in CASES if "reference" not in x] if EVERY else LAYERS)
+def test_trace(name):
+    """`torch.jit.trace`, as in TensorBoard's `add_graph`: right at other lengths, too, or refused in one sentence."""
+    make, given = CASES[name]
+    torch.manual_seed(0)
+    module = make()
+
+    class Call(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *operands):
+            masks = {"is_causal": True} if given is causal else {}
+            return self.inner(*operands, **masks)
+
+    one, refused = Call(), ""
+    try:
+        traced = torch.jit.trace(one, given(9)[0], check_trace=False)
+    except RuntimeError as error:
+        refused = str(error)
+    if refused:
+        assert refused.startswith("torch.jit.trace: expected a function that can be traced, got ")
+        return
+    for length in (5, 13):
+        operands, _ = given(length)
+        same(traced(*operands), one(*operands))
+
+
+@pytest.mark.parametrize("fit", ["gerf", "saderf", "aderf", "sderf"])
+def test_fitted_parameters_are_constants_in_forward_mode_too(fit):
+    # a fit that passed a derivative on would change the first four digits
+    q, k, v, along = torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with_map = DenseExponentialFeatures(fit)
+
+    def attend(q):
+        return linear_attention_reference(q, k, v, feature_map=with_map)
+
+    forward = torch.func.jvp(attend, (q,), (along,))[1]
+    backward = torch.einsum("abcd,cd->ab", torch.func.jacrev(attend)(q), along)
+    assert torch.allclose(forward, backward, rtol=1e-10, atol=1e-12)

@@ -70,17 +70,6 @@ def test_by_hand(variant):
     assert int(routing.load.sum()) == 2 * 9 * k - dropped
 
 
-def test_no_later_token_takes_a_place():
-    """If the second half of a sequence changes, the outputs of its first half stay the same, bit for bit; so do those
-    of another sequence of the batch."""
-    module, x = mixture(top_k=2, capacity_factor=0.5), draw(2, 12, D)
-    other = x.clone()
-    other[0, 6:] = draw(6, D, seed=3)
-    y, z = module(x), module(other)
-    assert module.route(x).dropped > 0
-    assert torch.equal(y[0, :6], z[0, :6]) and torch.equal(y[1], z[1])
-
-
 def test_the_balance_loss():
     module, x = mixture(top_k=1), draw(4, 50, D)
     routing = module.route(x)

@@ -1,15 +1,18 @@
-"""Random-feature attention: maps are the plain formulas except for factors that cancel; the error falls like 1/sqrt(m).
-At the end `RandomFeatureAttention`: its rows are in the state dict, and are redrawn only on request."""
+"""Random-feature attention: maps are the plain formulas except for factors that cancel; fits are unbiased
+whatever the data; the draws of rows follow their laws; rows of `RandomFeatureAttention` are redrawn only on request."""
 
 import copy
 import math
 from functools import partial
+from math import exp, sqrt
 
 import pytest
 import torch
 from gradients import trained
 from refusals import refuses
+from scipy import stats
 from seeded import draw, generator
+from seeded import draw as normal
 
 from ortho import MultiheadAttention
 from ortho.attention.linear import dense_features as dense
@@ -26,8 +29,11 @@ from ortho.attention.linear.favor import (
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 from ortho.attention.linear.random_feature_attention import MAPS as NAMED
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
-from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.attention.linear.random_features import FEATURE_DRAWS, structured_features
 from ortho.cost.counting import flops_of
+from ortho.theory.estimates import SIGMAS, estimate
+from ortho.theory.unbiasedness import WRONG_DRAWS
+from ortho.theory.variance import mean_log_moment, unfitted
 
 FORMS = [linear_attention_reference, linear_attention]
 
@@ -96,19 +102,6 @@ def test_fits_leave_out_hidden_tokens(name, attention):
 
 
 # ------------------------------------------------------------------------------------------------------------ the rows
-
-
-@pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (256, 64)])
-def test_default_rows(m, K):
-    """Default rows are orthogonal features drawn from a seed of their own, whatever the caller's random state."""
-    expected = rows(m, K, seed=favor.SEED)
-    default_rows.kept.clear()
-    state = torch.random.get_rng_state()
-    for dtype in (torch.float64, torch.float32):
-        first = default_rows(m, K, dtype, torch.device("cpu"))
-        assert first.dtype == dtype and torch.equal(first, expected.to(dtype))
-        assert default_rows(m, K, dtype, torch.device("cpu")) is first
-    assert torch.equal(state, torch.random.get_rng_state())
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -195,17 +188,6 @@ def drawn_attention(**options):
     return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize(("form", "function"), [("fast", linear_attention), ("reference", linear_attention_reference)])
-def test_is_feature_attention_on_its_rows(form, function):
-    rows = orthogonal_features(16, 4, generator=generator(1), dtype=torch.float64)
-    q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
-    module = drawn_attention(form=form)
-    assert torch.equal(module.features, rows)
-    for causal in (False, True):
-        expected = function(q, k, v, feature_map=PositiveFeatures(rows), is_causal=causal)
-        assert torch.equal(module(q, k, v, is_causal=causal), expected)
-
-
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("kind", ["orthogonal", "iid", "structured"])
 def test_redraw(name, kind):
@@ -244,3 +226,173 @@ def test_errors_of_the_module():
     refuses(r"features: expected shape \(rows, 4\), as wide as q, got \(256, 5\)", layer, torch.ones(1, 2, 12))
     with pytest.raises(ValueError, match="is_causal: expected a feature map that looks at one token at a time"):
         drawn_attention(map="dense")(*[draw(2, 9, 4, seed=s) for s in range(3)], is_causal=True)
+
+
+# ------------------------------------------------------------------------------------ what maps are, and what fits them
+
+F32, F64 = torch.float32, torch.float64
+FITTED = {name: getattr(dense, name) for name in ("gerf", "saderf", "aderf", "sderf")}
+
+
+def queries_and_keys(N=30, M=40, K=6, dtype=F64, seed=0, batch=()):
+    """Queries and keys with means and correlations, and scores of about 1."""
+    mix = torch.eye(K, dtype=F64) + normal(2, K, K, seed=seed) / K
+    x, y = normal(*batch, N, K, seed=seed + 1) @ mix[0] + 0.3, normal(*batch, M, K, seed=seed + 2) @ mix[1] - 0.2
+    return (x * K**-0.25).to(dtype), (y * K**-0.25).to(dtype)
+
+
+def test_maps_by_hand():
+    x, omega = torch.tensor([[0.6, 0.8]], dtype=F64), torch.tensor([[1.0, 0.0], [0.0, -2.0], [1.0, 1.0]], dtype=F64)
+    u, scale = torch.tensor([0.6, -1.6, 1.4], dtype=F64), sqrt(3)
+    torch.testing.assert_close(rf.positive_features(x, omega)[0], (u - 0.5).exp() / scale)
+    waves = torch.cat([u.sin(), u.cos()]) * exp(0.5) / scale
+    torch.testing.assert_close(rf.rff_features(x, omega)[0], waves)
+
+
+def test_dense_features_by_hand():
+    r"""$D \exp(w^T A w + w^T B x + x^T C x) / \sqrt m$ with the matrices written out."""
+    x, omega, a = normal(4, 3), normal(5, 3, seed=1), torch.tensor([-0.5, 0.0, 0.1], dtype=F64)
+    B, A, inverse = normal(3, 3, seed=2), torch.diag(a), torch.diag(1 / (1 - 4 * a))
+    C, D = -B.mT @ inverse @ B / 2, torch.diag(1 - 4 * a).det() ** 0.25
+    expected = [[D * (w @ A @ w + w @ B @ each + each @ C @ each).exp() / sqrt(5) for w in omega] for each in x]
+    torch.testing.assert_close(dense.dense_features(x, omega, a, B), torch.tensor(expected, dtype=F64))
+
+
+def tensors(parameters):
+    return [each for each in parameters if each is not None]
+
+
+def constraint(parameters):
+    r"""$B_q^T (I - 4A)^{-1} B_k$, which should be I."""
+    a, B_q, B_k = (each.double() for each in parameters[:3])
+    return B_q.mT @ (B_k / (1 - 4 * a)[..., None])
+
+
+@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_fits_are_unbiased(name, dtype, batch):
+    """The constraint holds to about K = 6 roundings of matrices with condition numbers of about 10."""
+    x, y = queries_and_keys(dtype=dtype, batch=batch)
+    fitted = FITTED[name](x, y)
+    assert fitted.a.shape == (*batch, 6) and fitted.B_q.shape == fitted.B_k.shape == (*batch, 6, 6)
+    assert all(each.dtype == dtype for each in tensors(fitted))
+    assert bool((fitted.a < 0).all())
+    eye = torch.eye(6, dtype=F64).expand(*batch, 6, 6)
+    torch.testing.assert_close(constraint(fitted), eye, rtol=0, atol=500 * torch.finfo(dtype).eps)
+    if batch:
+        for ours, alone in zip(tensors(fitted), tensors(FITTED[name](x[1, 2], y[1, 2])), strict=True):
+            # about a hundred roundings; axes have no sign
+            torch.testing.assert_close(ours[1, 2].abs(), alone.abs(), rtol=1e-3, atol=500 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_tokens_that_are_left_out(name):
+    """The fit is as if they were not there, whatever they hold; with no token left it is still finite and unbiased."""
+    x, y = queries_and_keys(batch=(2,))
+    keep_x, keep_y = torch.arange(30) < torch.tensor([[30], [20]]), torch.arange(40) >= torch.tensor([[5], [0]])
+    found = FITTED[name](x, y, keep_x=keep_x, keep_y=keep_y)
+    for b, (rows, columns) in enumerate(((slice(0, 30), slice(5, 40)), (slice(0, 20), slice(0, 40)))):
+        for ours, alone in zip(tensors(found), tensors(FITTED[name](x[b, rows], y[b, columns])), strict=True):
+            torch.testing.assert_close(ours[b].abs(), alone.abs(), rtol=1e-9, atol=1e-9)  # axes have no sign
+    nothing = FITTED[name](x, y, keep_x=keep_x & False, keep_y=keep_y & False)
+    assert all(each.isfinite().all() for each in tensors(nothing))
+    torch.testing.assert_close(constraint(nothing), torch.eye(6, dtype=F64).expand(2, 6, 6))
+
+
+POOR = {
+    "fewer tokens than dimensions": lambda dtype: queries_and_keys(N=3, M=4, K=8, dtype=dtype),
+    "one token": lambda dtype: queries_and_keys(N=1, M=1, K=8, dtype=dtype),
+    "zeros": lambda dtype: (torch.zeros(4, 8, dtype=dtype), torch.zeros(5, 8, dtype=dtype)),
+    "no queries but zeros": lambda dtype: (torch.zeros(4, 8, dtype=dtype), queries_and_keys(K=8, dtype=dtype)[1]),
+    "a coordinate of zeros": lambda dtype: tuple(
+        each * torch.tensor([0, *[1] * 7], dtype=dtype) for each in queries_and_keys(K=8, dtype=dtype)
+    ),
+    "a coordinate next to nothing": lambda dtype: tuple(
+        each * torch.tensor([size, *[1] * 7], dtype=dtype)
+        for each, size in zip(queries_and_keys(K=8, dtype=dtype), (1e-21, 1), strict=True)
+    ),
+    "equal tokens": lambda dtype: tuple(each[:1].expand(9, 8) for each in queries_and_keys(K=8, dtype=dtype)),
+    "tiny": lambda dtype: tuple(1e-6 * each for each in queries_and_keys(K=8, dtype=dtype)),
+    "large": lambda dtype: tuple(30 * each for each in queries_and_keys(K=8, dtype=dtype)),
+    "opposites": lambda dtype: (queries_and_keys(K=8, dtype=dtype)[0], -queries_and_keys(K=8, dtype=dtype)[0]),
+    "of very different sizes": lambda dtype: tuple(
+        each * factor for each, factor in zip(queries_and_keys(K=8, dtype=dtype), (1e3, 1e-3), strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("poor", POOR)
+def test_poor_data(name, dtype, poor):
+    """Finite parameters that keep the estimate unbiased on these data, and no worse than FAVOR+ on them."""
+    x, y = POOR[poor](dtype)
+    fitted = FITTED[name](x, y)
+    assert all(each.isfinite().all() for each in tensors(fitted))
+    assert bool((fitted.a <= 0).all())
+    # The ridge leaves factors with condition numbers of up to (K / RIDGE)^1/2 = 3e3: that many roundings, relative to
+    # the products of the rows' lengths.
+    scores = (x.double() @ constraint(fitted)) @ y.double().mT
+    lengths = x.double().norm(dim=-1, keepdim=True) * y.double().norm(dim=-1)
+    off = (scores - x.double() @ y.double().mT).abs()
+    assert bool((off <= 3e3 * torch.finfo(dtype).eps * lengths).all())
+    x, y, fitted = x.double(), y.double(), dense.DenseParameters(*(each.double() for each in fitted[:3]))
+    plain = mean_log_moment(x, y, unfitted(8))
+    assert float(mean_log_moment(x, y, fitted)) <= float(plain) * (1 + 1e-5) + 1e-5  # the ridge, and float32
+
+
+# ---------------------------------------------------------------------------------------------------- the draws of rows
+
+
+@pytest.mark.parametrize("draw", [*FEATURE_DRAWS.values(), *WRONG_DRAWS.values()])
+def test_draws_are_reproducible(draw):
+    """Draws depend on the generator alone, with the dtype and device asked for; the global one is the default."""
+    options = {"dtype": F64, "device": "cpu"}
+    first = draw(10, 8, generator=generator(1), **options)
+    state = torch.random.get_rng_state()
+    assert torch.equal(first, draw(10, 8, generator=generator(1), **options))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not torch.equal(first, draw(10, 8, generator=generator(2), **options))
+    assert first.shape == (10, 8) and first.dtype == F64
+    assert draw(10, 8, generator=generator(1)).dtype == torch.get_default_dtype()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        drawn = draw(10, 8)
+        torch.manual_seed(1)
+        assert torch.equal(drawn, draw(10, 8))
+
+
+@pytest.mark.parametrize(("m", "K"), [(8, 8), (3, 8), (20, 8), (5, 1), (128, 64)])
+@pytest.mark.parametrize("draw", [orthogonal_features, structured_features])
+def test_rows_of_a_block_are_orthogonal(draw, m, K):
+    omega = draw(m, K, generator=generator(), dtype=F64)
+    for block in omega.split(K):
+        directions = block / block.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(directions @ directions.mT, torch.eye(len(block)).double(), atol=1e-13, rtol=0)
+
+
+def test_structured_blocks_by_hand():
+    """Two rows of the 2 x 2 Hadamard matrix with one factor: their directions are (1, ±1) / sqrt 2, up to signs."""
+    omega = structured_features(2, 2, generator=generator(), dtype=F64, factors=1)
+    directions = omega / omega.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(directions.abs(), torch.full((2, 2), sqrt(0.5), dtype=F64))
+    assert float(directions.prod(-1).prod()) == pytest.approx(-1 / 4)
+
+
+@pytest.mark.parametrize("K", [4, 16])
+@pytest.mark.parametrize("draw", FEATURE_DRAWS.values())
+def test_lengths(draw, K):
+    """Squared lengths are chi^2(K), uncorrelated within a block (Kolmogorov-Smirnov and normal, error rates 1e-5)."""
+    squares = draw(1000 * K, K, generator=generator(4), dtype=F64).square().sum(-1)
+    assert stats.kstest(squares.numpy(), stats.chi2(K).cdf).pvalue > 1e-5
+    first, second = squares.reshape(1000, K)[:, :2].mT
+    assert abs(estimate((first - K) * (second - K)).deviation(0.0)) < SIGMAS
+
+
+def test_structured_rows_are_cut_from_wider_ones():
+    """For K = 5, blocks have 8 rows and keep the first five columns; rows are orthogonal on average over draws."""
+    draws = structured_features(2000 * 8, 5, generator=generator(), dtype=F64).reshape(2000, 8, 5)
+    products = (draws[:, 0] * draws[:, 1]).sum(-1)
+    assert products.abs().max() > 0.1
+    assert abs(estimate(products).deviation(0.0)) < SIGMAS

@@ -25,7 +25,7 @@ from ortho.attention.softmax.frozen_qk import (
     recomputed_attention,
 )
 from ortho.cost import of
-from ortho.cost.counting import Allocations, saved_bytes
+from ortho.cost.counting import saved_bytes
 from ortho.cost.mechanisms.softmax import frozen_qk_cost
 
 ROOT = Path(__file__).parents[2]
@@ -131,18 +131,6 @@ def test_rows_with_gaps():
             assert torch.equal(found, frozen_qk_attention(*map(torch.clone, given), is_causal=True, sink=sink))
 
 
-def test_memory_is_linear():
-    """A token more takes as many bytes at any length, and no tensor is as large as the scores of a head."""
-    peaks = []
-    for N in (512, 1024, 2048):
-        given = operands(N, (1, 1), torch.float32)
-        with Allocations() as memory:
-            results(frozen_qk_attention, *given, is_causal=True)
-        assert memory.largest <= 4 * N * 2 * K
-        peaks.append(memory.peak)
-    assert abs((peaks[2] - peaks[1]) - 2 * (peaks[1] - peaks[0])) <= 64
-
-
 class Projected(nn.Module):
     """Queries and keys of three heads by two frozen matrices."""
 
@@ -226,28 +214,25 @@ def test_it_is_differentiated_once():
 def test_errors():
     """Of both forms, and of the recomputed one, which looks at two arguments. The definition takes any width."""
     q, k, v, _ = operands(5)
-    constant = "expected a constant without a gradient, got"
-    for change, error, message in (
-        ({"q": q.clone().requires_grad_()}, ValueError, f"q: {constant}"),
-        ({"k": k.clone().requires_grad_()}, ValueError, f"k: {constant}"),
+    past = draw(2, 3, 4, K, seed=5).requires_grad_(), draw(2, 3, 4, K, seed=6)
+    for change, message in (
+        ({"q": q.clone().requires_grad_()}, "q: expected a constant without a gradient, got"),
+        ({"k": k.clone().requires_grad_()}, "k: expected a constant without a gradient, got"),
+        ({"initial_state": past}, "initial_state: expected a constant without"),
+        ({"sink": float("nan")}, "sink: expected a number of at most"),
+        ({"sink": 1e300}, r"sink: expected a number of at most 3.4e\+38 in size, got 1e\+300"),
     ):
         for form in (frozen_qk_attention, frozen_qk_attention_reference):
-            refuses(message, form, error=error, **{"q": q, "k": k, "v": v} | change)
+            refuses(message, form, **{"q": q, "k": k, "v": v} | change)
     for change, error, message in (
         ({"is_causal": 1}, TypeError, "is_causal: expected True or False, got int 1"),
         ({"attn_mask": torch.ones(5, 5)}, TypeError, "attn_mask: expected a boolean tensor"),
         ({"attn_mask": torch.ones(5, 4) > 0}, ValueError, "attn_mask: expected a shape that broadcasts to"),
     ):
         refuses(message, recomputed_attention, draw(2, 5, 24), v, Projected(24), error=error, **change)
-    narrow, wanted = q[..., :3], r"v: expected at most the width 3 of q, for the fused kernel, got shape \(2, 3, 5, 8\)"
+    narrow = q[..., :3]
     assert frozen_qk_attention_reference(narrow, narrow, v).shape == v.shape
-    with pytest.raises(ValueError, match=wanted):
-        frozen_qk_attention(narrow, narrow, v)
-    for form in (frozen_qk_attention, frozen_qk_attention_reference):
-        refuses("sink: expected a number of at most", form, q=q, k=k, v=v, sink=float("nan"))
-        refuses(r"sink: expected a number of at most 3.4e\+38 in size, got 1e\+300", form, q=q, k=k, v=v, sink=1e300)
-        past = draw(2, 3, 4, K, seed=5).requires_grad_(), draw(2, 3, 4, K, seed=6)
-        refuses("initial_state: expected a constant without", form, q=q, k=k, v=v, initial_state=past)
+    refuses("v: expected at most the width 3 of q, for the fused kernel", frozen_qk_attention, narrow, narrow, v)
 
 
 # ------------------------------------------------------------------------------------------------------- the limits
@@ -355,13 +340,3 @@ def test_the_kernel_for_gpus(sizes):
     command = [sys.executable, "-c", INTERPRETED, *map(str, sizes)]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("shape", [(2, 3, 6, 4), (2, 4, 5, 4), (2, 4, 9, 4), (2, 4, 6, 5)])
-def test_values_that_do_not_fit_the_projection_are_refused(shape):
-    class Zeros(nn.Module):
-        def forward(self, _):
-            return torch.zeros(2, 4, 6, 4), torch.zeros(2, 4, 6, 4)
-
-    refuses(r"^v: expected shape", recomputed_attention, torch.zeros(2, 6, 8), torch.ones(shape), Zeros())

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from counted import assert_declared
-from refusals import refuses
 from seeded import draw
 from torch.nn.functional import logsigmoid, softplus
 
@@ -174,26 +173,3 @@ def test_other_gates_and_none():
     assert not len(plain.gates)
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, own.state_dict()[name])
-
-
-def test_gates_beside_a_module():
-    """A user's own attention module gets the gates that the layer is given."""
-
-    class Weighted(torch.nn.Module):
-        def forward(self, q, k, v, *, beta, **_):
-            assert beta.shape == q.shape[:-1] == k.shape[:-1]
-            return beta[..., None] * v
-
-    one = MultiheadAttention(12, 3, attention=Weighted(), gates={"beta": WriteStrength})
-    assert one(draw(2, 5, 12, dtype=torch.float32)).shape == (2, 5, 12)
-
-
-@pytest.mark.bad_input
-def test_errors():
-    # The function that takes a gate refuses one of another shape than its argument's.
-    wide = MultiheadAttention(12, 3, attention="kda", gates={"beta": ChannelDecay})
-    refuses(r"^beta: expected shape \(1, 3, 2\) like the keys, got \(1, 3, 2, 4\)", wide, torch.ones(1, 2, 12))
-    for kind in GATES:
-        refuses("^num_heads: expected a divisor of d_model = 12, got 5", kind, 12, 5)
-        refuses("^d_model: expected an integer of at least 1, got float 12.0", kind, 12.0, 3, error=TypeError)
-        assert "d_model=12, num_heads=3" in repr(kind(12, 3))

@@ -1,29 +1,28 @@
-"""Layers with heads of several kinds: each kind is what it is alone; what is stored, decoded, compiled; errors."""
+"""Layers with heads of several kinds: each kind is what it is alone; induction heads by their formula; the short
+convolution before attention."""
 
 from functools import partial
 from itertools import pairwise
+from math import exp, sqrt
 
 import pytest
 import torch
 from gradients import step, trained
+from refusals import refusals
 from seeded import draw
 
-from ortho import MultiheadAttention
+from ortho import ConvolvedAttention, HybridAttention, InductionHeads, MultiheadAttention
 from ortho.attention import MECHANISMS
-from ortho.layers.hybrid import HEADS, HybridAttention
+from ortho.layers.hybrid import HEADS
+from ortho.layers.induction import default_sharpness
 from ortho.layers.positional import PositionalHeads
+from ortho.layers.short_convolution import short_convolution, short_convolution_reference
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 FORMS = pytest.mark.parametrize("form", ["reference", "fast"])
-WIDTH, H, K = 24, 4, 6
+B, N, WIDTH, H, K = 2, 9, 24, 4, 6
 SPLIT = {"learned": 1, "positional": 2, "stopped": 1}
-SPLITS = [
-    SPLIT,
-    {"rotary": 1, "frozen": 1, "structured-stopped": 2},
-    {"linear": 1, "window": 1, "structured": 1, "positional": 1},
-    {"induction": 1, "selective-induction": 2, "positional": 1},
-]
 
 
 # The kinds that are not mechanisms alone, and mechanisms of all sorts of states and gates.
@@ -90,21 +89,6 @@ def test_initial_variance(kind):
         assert abs(weight.square().mean().item() * 1024 - 1) < 0.04
 
 
-@pytest.mark.parametrize("heads", SPLITS, ids=str)
-def test_autocast(heads):
-    """Products in bfloat16, of 8 bits: outputs and gradients differ from float32's by some roundings of 2^-9 a number,
-    in the norm. What is wrong in one of four heads would show at 1/2."""
-    one, x = layer(heads, dtype=torch.float32), draw(2, 33, WIDTH, dtype=torch.float32)
-    for causal in (False, True):
-        expected = step(one, x, is_causal=causal)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = one(leaf := x.clone().requires_grad_(), is_causal=causal)
-        assert y.dtype == torch.bfloat16
-        found = [y, *torch.autograd.grad(y, [leaf, *trained(one).values()], draw(*y.shape, seed=9).bfloat16())]
-        for a, b in zip(found, expected, strict=True):
-            assert (a - b).norm() < 8 * 2**-8 * b.norm()
-
-
 def test_kinds_of_ones_own():
     """A class, or what makes a layer of some heads, beside names; twice the same, too."""
     fixed = partial(PositionalHeads, patterns=("next", "end"))
@@ -112,3 +96,166 @@ def test_kinds_of_ones_own():
     assert [type(group) for group in one.groups] == [MultiheadAttention, PositionalHeads, MultiheadAttention]
     assert [p.name for p in one.groups[1].patterns] == ["next", "end"]
     assert one(draw(2, 5, WIDTH)).shape == (2, 5, WIDTH)
+
+
+# ------------------------------------------------------------------------------------------------------ induction heads
+
+# Sums of at most 1e2 rounded products of size 1 in float64, magnified by exponentials of scores up to 16.
+near = partial(torch.testing.assert_close, atol=1e-11, rtol=1e-11)
+DRAWS = ["haar", "gaussian"]
+
+
+def heads(form="fast", *, dtype=torch.float64, width=WIDTH, count=H, seed=1, **kwargs):
+    return InductionHeads(width, count, form=form, generator=torch.Generator().manual_seed(seed), dtype=dtype, **kwargs)
+
+
+def matrices(projection):
+    """R_j of each head, (n, H, K, d)."""
+    return projection.weight.unflatten(1, (projection.num_heads, -1))
+
+
+def by_formula(layer, x, causal):
+    """Pair by pair, as the formula reads; a gradient reaches the values alone."""
+    p = layer.projection
+    unit = (x / x.square().mean(-1, keepdim=True).sqrt()).detach()
+    R, c, n, K = matrices(p), p.sharpness, p.tokens, p.head_dim
+    u = torch.zeros(B, H, N, K, dtype=x.dtype)
+    for t in range(N):
+        for j in range(min(n, t + 1)):
+            u[:, :, t] += torch.einsum("hkd,bd->bhk", R[j], unit[:, t - j]) * sqrt(c / n)
+    scores = torch.zeros(B, H, N, N, dtype=x.dtype)
+    for t in range(N):
+        for s in range(1, N):
+            scores[:, :, t, s] = (u[:, :, t] * u[:, :, s - 1]).sum(-1) / sqrt(K)
+    if causal:
+        scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
+    weights = scores.exp()
+    weights = weights / (weights.sum(-1, keepdim=True) + (0 if layer.sink is None else exp(layer.sink * c * sqrt(K))))
+    v = (x @ layer.weight_v.mT).unflatten(-1, (H, -1)).transpose(1, 2)
+    return (weights @ v).transpose(1, 2).flatten(2) @ layer.weight_o.mT
+
+
+@FORMS
+@pytest.mark.parametrize("draw_name", DRAWS)
+@pytest.mark.parametrize(
+    "own", [{"tokens": n} for n in (1, 2, 3)] + [{"sink": 0.6}, {"key_dim": 11, "sink": 0.1}], ids=str
+)
+def test_as_the_formula_reads(own, draw_name, form):
+    """Outputs and all gradients, causal and not."""
+    layer = heads(form, draw=draw_name, **own)
+    for causal in (False, True):
+        x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
+        leaves = [x, *trained(layer).values()]
+        found, expected = layer(x, is_causal=causal), by_formula(layer, x, causal)
+        near(found, expected)
+        near(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
+
+
+def test_defaults():
+    """c is the square root of K, 4 at most. Keys are as wide as values, but with a sink 64 if the layer is. Rows have
+    unit length, and those of heads that fit into d are orthogonal altogether."""
+    assert [default_sharpness(width) for width in (9, 16, 64)] == [3.0, 4.0, 4.0]
+    together = heads().projection.weight[0]
+    near(together @ together.mT, torch.eye(WIDTH, dtype=torch.float64))
+    more = heads(head_dim=10).projection.weight[0].unflatten(0, (H, 10))  # 40 rows: two heads at a time
+    near(more @ more.mT, torch.eye(10, dtype=torch.float64).expand(H, 10, 10))
+    near(more[0] @ more[1].mT, torch.zeros(10, 10, dtype=torch.float64))
+    wide = heads(head_dim=2 * WIDTH, count=1).projection.weight[0]
+    near(wide.square().sum(), torch.tensor(2.0 * WIDTH, dtype=torch.float64))  # the variance 1 / d
+    assert heads(sharpness=2).projection.sharpness == 2.0
+    for d, own, wanted in ((256, {}, 8), (256, {"sink": 0.9}, 64), (32, {"sink": 0.9}, 32)):
+        assert heads(width=d, count=1, head_dim=8, **own).key_dim == wanted
+
+
+@FORMS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_padding_on_the_left_is_as_good_as_absent(tokens, causal, form):
+    """What follows a token that is not there has no predecessor, as the first of a sequence; whatever padding holds."""
+    layer, x = heads(form, tokens=tokens), draw(B, N, WIDTH)
+    x[:, :4] *= 30
+    padded = (torch.arange(N) < 4).expand(B, -1)
+    expected = layer(x[:, 4:], is_causal=causal)
+    near(layer(x, key_padding_mask=padded, is_causal=causal)[:, 4:], expected)
+    near(layer(x, attn_mask=~padded[:, None, None], is_causal=causal)[:, 4:], expected)
+
+
+@FORMS
+def test_padding_beside_a_mask_of_pairs(form):
+    """Is no predecessor, whatever it holds: the same as padding in a causal call."""
+    x, padding = draw(B, N, WIDTH), torch.zeros(B, N, dtype=torch.bool)
+    padding[0, :2] = padding[1, 4] = True
+    louder = torch.where(padding[..., None], 9.0, x)
+    pairs = torch.ones(1, 1, N, N, dtype=torch.bool).tril()
+    kinds = {"heads": {"selective-induction": 2, "learned": 2}, "form": form, "dtype": torch.float64}
+    for layer in (
+        heads(form, tokens=2),
+        HybridAttention(WIDTH, H, **kinds),
+        ConvolvedAttention(WIDTH, H, of=HybridAttention, **kinds),
+    ):
+        if isinstance(layer, ConvolvedAttention):
+            torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(3))
+        y = layer(x, key_padding_mask=padding, is_causal=True)
+        near(layer(louder, key_padding_mask=padding, attn_mask=pairs)[~padding], y[~padding])
+
+
+# ------------------------------------------------------------------------------- the short convolution before attention
+
+FUNCTIONS = {"reference": short_convolution_reference, "fast": short_convolution}
+
+
+def convolved(**kwargs):
+    """A layer whose kernel are not 0."""
+    one = ConvolvedAttention(WIDTH, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64, **kwargs)
+    with torch.no_grad():
+        one.kernel.normal_(generator=torch.Generator().manual_seed(2))
+    return one
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+@pytest.mark.parametrize("form", FUNCTIONS)
+def test_convolved_as_the_formula_reads(form, width):
+    """Number by number, with a state and without, outputs and all gradients; of short sequences, too."""
+    for length in (1, 3, N):
+        for conv_state in (None, draw(B, width - 1, WIDTH, seed=3)):
+            leaves = [draw(B, length, WIDTH).requires_grad_(), draw(width, WIDTH, seed=1).requires_grad_()]
+            leaves += [] if conv_state is None or width == 1 else [conv_state.requires_grad_()]
+            x, kernel = leaves[:2]
+            line = torch.cat([torch.zeros(B, width - 1, WIDTH) if conv_state is None else conv_state, x], 1)
+            rows = [x[:, t] + sum(kernel[i] * line[:, width - 1 + t - i] for i in range(width)) for t in range(length)]
+            found, expected = FUNCTIONS[form](x, kernel, conv_state), torch.stack(rows, 1)
+            close(found, expected)
+            d_y = draw(B, length, WIDTH, seed=9)
+            close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
+
+
+@FORMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding(causal, form):
+    """On either side it is as good as absent, whatever it holds, by a mask of keys in one of its shapes; in a gap it
+    is as good as zeros. A mask of pairs leaves out no token."""
+    one, x = convolved(form=form), draw(B, N, WIDTH)
+    for there in (torch.arange(N) >= 4, torch.arange(N) < 6):
+        padded = torch.where(there[:, None], x, 30 * x)
+        expected = one(x[:, there], is_causal=causal)
+        masks = [{"key_padding_mask": ~there.expand(B, N)}, {"attn_mask": there}, {"attn_mask": there[None]}]
+        masks += [{"attn_mask": there[None, None]}, {"attn_mask": there.expand(B, H, 1, N)}]
+        for mask in masks:
+            close(one(padded, is_causal=causal, **mask)[:, there], expected)
+    gap = torch.arange(N) != 4
+    found = one(x, is_causal=causal, key_padding_mask=~gap.expand(B, N))
+    close(found[:, gap], one(x * gap[:, None], is_causal=causal, key_padding_mask=~gap.expand(B, N))[:, gap])
+    pairs = torch.ones(N, N, dtype=torch.bool).tril()
+    close(one(x, attn_mask=pairs), one(x, is_causal=True))
+
+
+BAD = [
+    (lambda x: convolved()(x, attn_mask=x > 0), "attn_mask: expected a shape that broadcasts"),
+    (lambda x: convolved()(x, return_state=True), "cache: expected one in place of a state, got return_state"),
+    (lambda x: convolved().new_cache(9).attend(x, x, x), "cache: expected to be read by a ConvolvedAttent", TypeError),
+]
+
+
+@refusals(BAD)
+def test_errors(refused):
+    refused(draw(B, N, WIDTH))

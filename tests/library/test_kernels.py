@@ -6,7 +6,7 @@ from refusals import refuses
 from seeded import draw as normal
 from seeded import generator
 
-from ortho.attention.linear.dense_features import DenseExponentialFeatures, DenseParameters
+from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.favor import PositiveFeatures, RandomFourierFeatures
 from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, Exp, Powers, Relu, Taylor
@@ -39,10 +39,6 @@ def points():
     return x
 
 
-def line(n):
-    return torch.linspace(-3, 3, n, dtype=torch.float64)[:, None]
-
-
 @pytest.mark.parametrize("name", MAPS)
 def test_every_map_has_a_positive_semi_definite_kernel(name):
     m = MAPS[name].width(K)
@@ -65,24 +61,6 @@ def test_without_features(kernel):
     matrix = kernels.gram(kernels.INDEFINITE[kernel], points())
     assert kernels.least_eigenvalue(matrix) < -0.1
     refuses("matrix: expected no negative eigenvalue, got -", kernels.features_of, matrix)
-
-
-@pytest.mark.parametrize("n", [4, 8, 12])
-def test_the_softmax_kernel_needs_as_many_features_as_there_are_points(n):
-    matrix = kernels.gram(kernels.KERNELS["softmax"], line(n))
-    assert kernels.rank(matrix, 1) == n
-    for m in (2, 3):
-        estimated = kernels.map_gram(PositiveFeatures(m=m), line(n))
-        assert kernels.rank(estimated, m) <= m < n
-
-
-def test_a_map_that_treats_keys_otherwise_is_noticed():
-    """Queries and keys of a biased fit have different features: the kernel is not symmetric."""
-    a = torch.full((K,), -0.1, dtype=torch.float64)
-    B = torch.diag(torch.linspace(0.5, 2, K, dtype=torch.float64))
-    given = DenseParameters(a, B, 1.4 * B.inverse())
-    with pytest.raises(ValueError, match="matrix: expected it symmetric"):
-        kernels.least_eigenvalue(kernels.map_gram(DenseExponentialFeatures("gerf", given, m=16), points()))
 
 
 # -------------------------------------------------------------------------------------------------------------- copying
@@ -116,14 +94,6 @@ def test_up_to_the_number_of_features_copies_are_built(distance, features):
     error = kernels.copy_error(kernels.causal_weights(*kernels.copying(length, distance, features)), distance)
     assert kernels.least_error(distance, features) == 0
     assert error < 2 * (2 * features * torch.tensor(-kernels.SHARPNESS).exp()) ** 2
-
-
-def test_a_slot_too_few():
-    """With r features for distance r the wanted token and the own one share a slot, and the own one is louder."""
-    length = kernels.tokens(8)
-    q, k = kernels.copying(length, 7, 8)
-    assert kernels.copy_error(kernels.causal_weights(q, k), 8) > 1
-    refuses("distance: expected 1 to 7 with 8 features, got 8", kernels.copying, length, 8, 8)
 
 
 @pytest.mark.parametrize("distance", [3, 5])

@@ -1,22 +1,15 @@
 """Layers, blocks and the language model: what is trained, what is kept, conversion, errors."""
 
-import numpy as np
+import io
+from functools import partial
+
 import pytest
 import torch
 from gradients import trained
 from seeded import generator
 
-from ortho import (
-    MECHANISMS,
-    HybridAttention,
-    LanguageModel,
-    MultiheadAttention,
-    TransformerBlock,
-    freeze_qk,
-    to_standard,
-)
-from ortho.gates import ReflectingWriteStrength
-from ortho.projections import PROJECTIONS
+from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection
 
 FROZEN = ["frozen", "stopped"]
 
@@ -96,13 +89,6 @@ def test_cross_attention_gradients():
     torch.testing.assert_close(into_context, through_v, atol=1e-12, rtol=0)
 
 
-def test_conversion_draws_nothing():
-    ora = layer("frozen")
-    before = torch.get_rng_state()
-    to_standard(ora)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_sinusoidal_positions_are_fixed_and_as_long_as_the_tokens():
     model = LanguageModel(13, 64, 2, 1, max_length=40, positions="sinusoidal", generator=generator())
     assert "embed_positions" in dict(model.named_buffers()) and "embed_positions" in model.state_dict()
@@ -113,47 +99,42 @@ def test_sinusoidal_positions_are_fixed_and_as_long_as_the_tokens():
     assert not torch.equal(model(tokens), like(tokens))
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_dropout_leaves_out_a_share_while_training(norm_first):
-    block = TransformerBlock(8, 2, dropout=0.25, norm_first=norm_first, generator=generator())
-    x = draw(2, 5, 8)
-    plain = TransformerBlock(8, 2, norm_first=norm_first, generator=generator())
-    assert torch.equal(block.eval()(x), plain(x))
-    torch.manual_seed(0)
-    first, second = block.train()(x), block(x)
-    assert not torch.equal(first, second)
-    torch.manual_seed(0)
-    assert torch.equal(block(x), first)
-    if norm_first:  # with zero attention only the second half adds to x: nothing, or 4/3 of it
-        with torch.no_grad():
-            block.attention.weight_o.zero_()
-        halves = (block(x) - x) / (block.eval()(x) - x)
-        dropped = (halves == 0).double().mean()
-        torch.testing.assert_close(halves[halves != 0], torch.full_like(halves[halves != 0], 4 / 3), atol=1e-4, rtol=0)
-        assert abs(dropped - 0.25) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
+def test_dropout_leaves_out_a_share_of_what_is_added():
+    """With zero attention the second half alone adds to x: in training nothing, or 4/3 of it."""
+    block, x = TransformerBlock(8, 2, dropout=0.25, generator=generator()), draw(2, 5, 8)
+    with torch.no_grad():
+        block.attention.weight_o.zero_()
+        torch.manual_seed(0)
+        shares = (block(x) - x) / (block.eval()(x) - x)
+    kept = shares[shares != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 4 / 3), atol=1e-4, rtol=0)
+    assert abs(len(kept) / x.numel() - 0.75) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
 
 
-def test_a_model_hands_gates_to_every_block():
-    model = LanguageModel(13, 8, 2, 2, max_length=None, attention="delta", gates={"beta": ReflectingWriteStrength})
-    assert all(isinstance(block.attention.gates["beta"], ReflectingWriteStrength) for block in model.blocks)
+# ---------------------------------------------------------------------------------------------------------- projections
+
+# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
+close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.unchecked
-def test_numbers_of_numpy():
-    """Heads chosen by `np.argsort`, sizes and shares computed by NumPy, are taken as Python's numbers are."""
-    n, x = np.int64, torch.randn(1, 9, 16)
-    MultiheadAttention(n(16), n(4), num_kv_heads=n(2), head_dim=n(4), dropout=np.float32(0.1))(x)
-    for attention, options in {"window": {"width": n(4)}, "favor": {"m": n(8)}, "top-k": {"k": n(4)}}.items():
-        MultiheadAttention(16, 4, attention=attention, **options)(x, is_causal=True)
-    HybridAttention(16, n(4), heads={"learned": n(1), "positional": n(3)})(x)
-    model = LanguageModel(n(11), n(16), n(4), n(2), max_length=n(32), dropout=np.float32(0.1))
-    how = {"temperature": np.float32(0.7), "top_k": n(5), "stop": n(3)}
-    model.generate(torch.zeros(1, 5, dtype=torch.long), n(4), **how)
-    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 3)
-    freeze_qk(encoder, layers=np.argsort([3, 1, 2])[:2])  # the second and the third
-    assert [all(p.requires_grad for p in layer.parameters()) for layer in encoder.layers] == [True, False, False]
-    for name, m in MECHANISMS.items():
-        q, k, v = torch.randn(3, 1, 2, 9, 4)
-        for form in (m.reference, m.fast):
-            by_numpy, plain = (form(q, k, v, is_causal=m.causal, scale=s) for s in (np.float32(0.5), 0.5))
-            assert torch.equal(by_numpy, plain), name
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+@pytest.mark.parametrize("projection", [LearnedProjection, FrozenProjection])
+def test_each_block_has_a_projection_of_its_own(projection):
+    """A module that is given to a model is copied for each block: the numbers are the same, the parameters are not."""
+    given = projection(24, 4, generator=generator(1), dtype=torch.float64)
+    kwargs = {"max_length": 16, "dtype": torch.float64}
+    model = LanguageModel(13, 24, 4, 3, projection=given, generator=generator(2), **kwargs)
+    apart = LanguageModel(13, 24, 4, 3, projection=projection, generator=generator(2), **kwargs)
+    assert [p.shape for p in model.parameters()] == [p.shape for p in apart.parameters()]
+    weights = [block.attention.projection.weight_q for block in model.blocks]
+    assert len({id(weight) for weight in (given.weight_q, *weights)}) == 4
+    assert all(torch.equal(weight, given.weight_q) for weight in weights)
+    apart.load_state_dict(through_a_file(model.state_dict()))
+    tokens = torch.randint(13, (2, 9), generator=generator(3))
+    assert torch.equal(model(tokens), apart(tokens))
+    close(to_standard(model)(tokens), model(tokens))

@@ -13,17 +13,10 @@ from seeded import draw
 from ortho import attention as functions
 from ortho.attention import MECHANISMS
 from ortho.attention.linear.efficient import efficient_attention, efficient_attention_reference
-from ortho.attention.linear.efficient_causal import (
-    causal_efficient_attention,
-    causal_efficient_attention_reference,
-)
+from ortho.attention.linear.efficient_causal import causal_efficient_attention, causal_efficient_attention_reference
 from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.linear.feature_maps import CosFormer, Cosine, Exp, Powers, Relu, Taylor
-from ortho.attention.linear.linear_attention import (
-    kernel_weights,
-    linear_attention,
-    linear_attention_reference,
-)
+from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
 from ortho.cost.mechanisms.linear import linear_attention_cost
 
 FORMS = [linear_attention_reference, linear_attention]
@@ -120,14 +113,9 @@ def test_formula(name, attention, case):
 
 def test_elu_plus_one():
     """The map keeps all digits of small values, and its derivative is continuous at 0, where padding lies."""
-    phi, x = EluPlusOne().function, torch.linspace(-5, 5, 101, dtype=torch.float64)
-    torch.testing.assert_close(phi(x), torch.nn.functional.elu(x) + 1, **TOLERANCE)
-    small = torch.tensor([-30.0, -80.0])
-    assert torch.equal(phi(small), small.exp())
-    assert torch.autograd.gradcheck(phi, draw(9).requires_grad_())
-    assert torch.autograd.gradgradcheck(phi, draw(9).requires_grad_())
-    zero = torch.zeros(1, requires_grad=True)
-    assert torch.autograd.grad(phi(zero), zero)[0] == 1
+    small, zero = torch.tensor([-30.0, -80.0]), torch.zeros(1, requires_grad=True)
+    assert torch.equal(EluPlusOne().function(small), small.exp())
+    assert torch.autograd.grad(EluPlusOne().function(zero), zero)[0] == 1
 
 
 @pytest.mark.parametrize("attention", FORMS)
@@ -156,12 +144,6 @@ def test_rows_with_nothing_in_common(attention, causal):
     o = attention(*leaves, feature_map=CosFormer(), is_causal=causal)
     torch.testing.assert_close(o.detach(), torch.tensor([[0.0] * 3, [1.0] * 3]))
     assert not any(x.any() for x in torch.autograd.grad(o[0].sum(), leaves))
-
-
-def test_signs_of_weights():
-    """What the maps declare of their weights' signs."""
-    assert [Taylor(order).weights for order in (1, 2, 3, 4)] == ["signed", "positive", "signed", "positive"]
-    assert [Powers(order).weights for order in (1, 2, 3)] == ["signed", "positive", "signed"]
 
 
 @pytest.mark.bad_input
@@ -247,18 +229,6 @@ def test_causal_efficient_formula(attention):
                 torch.testing.assert_close(o[i], expected[-1], **TOLERANCE)
 
 
-@pytest.mark.parametrize("attention", CAUSAL_EFFICIENT)
-def test_causal_efficient_at_its_limits(attention):
-    """Keys of any size: each feature has the value of its largest key so far."""
-    q, k, v = (draw(2, 70, 6, seed=s, dtype=torch.float32) for s in range(3))
-    leaves = [q.requires_grad_(), (1e30 * k).requires_grad_(), v.requires_grad_()]
-    o = attention(*leaves, is_causal=True)
-    largest = k.cummax(1).indices[..., None].expand(-1, -1, -1, 6)  # (B, N, features, 1 -> V)
-    wanted = (q.softmax(-1)[..., None] * v[:, None].expand(-1, 70, -1, -1).gather(2, largest)).sum(2)
-    torch.testing.assert_close(o, wanted, atol=1e-5, rtol=1e-5)  # sums of about a dozen numbers of 1, in float32
-    assert all(x.isfinite().all() for x in torch.autograd.grad(o.sum(), leaves))
-
-
 @pytest.mark.parametrize("pieces", [1, 64])
 def test_causal_efficient_rows_sum_to_one(pieces):
     """Over 131,072 tokens in float32, in one call or with a state between calls.
@@ -285,15 +255,8 @@ def test_causal_efficient_refuses(attention):
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("attention", EFFICIENT)
-def test_efficient_at_its_limits(attention):
-    """Softmax takes any norm: then each feature attends to its largest key, each query to its largest feature."""
-    q, k, v = (draw(2, 20, 6, seed=s, dtype=torch.float32) for s in range(3))
-    leaves = [(1e30 * q).requires_grad_(), (1e30 * k).requires_grad_(), v.requires_grad_()]
-    o = attention(*leaves)
-    assert all(x.isfinite().all() for x in (o, *torch.autograd.grad(o.sum(), leaves)))
-    best = k.argmax(-2).gather(-1, q.argmax(-1))
-    assert torch.equal(o, torch.stack([v[i, best[i]] for i in range(2)]))
-    assert torch.autograd.gradgradcheck(attention, [draw(3, 3, seed=s).requires_grad_() for s in range(3)])
+def test_efficient_refuses(attention):
+    q, k, v = (draw(2, 20, 6, seed=s) for s in range(3))
     for kwargs, message in (
         ({"is_causal": True}, "is_causal: expected none, since keys are normalised over the whole"),
         ({"return_state": True}, "return_state: expected none, since "),

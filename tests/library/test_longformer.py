@@ -1,16 +1,14 @@
 """Global tokens with projections of their own: the definition, the pattern as the start, who reads what."""
 
-import copy
-
 import pytest
 import torch
 from gradients import trained
 from torch import nn
 
-from ortho import LongformerAttention, MultiheadAttention, TextEncoder
+from ortho import LongformerAttention, MultiheadAttention
 from ortho.attention import FORMS
-from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
-from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import pattern_attention
 
 D, H, K, WIDTH, TOKENS = 12, 3, 4, 4, 5
 # Sums of a few dozen products of numbers near 1, in another order: each is rounded to eps.
@@ -87,27 +85,3 @@ def test_a_new_layer_is_the_pattern():
     plain.load_state_dict(own)
     torch.testing.assert_close(layer(x), plain(x), **TOLERANCE)
     assert sum(p.numel() for p in layer.parameters()) == 7 * D**2
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("length", [4, 6, 30])
-def test_keys_without_rows(is_causal, length):
-    """The pattern's pairs are attended to; the first rows are zeros."""
-    pattern = GlobalKeys(WIDTH, TOKENS)
-    q, k, v = (inputs(length, seed)[:, None] for seed in range(3))
-    call = {"pattern": pattern, "is_causal": is_causal}
-    wanted = pattern_attention_reference(q, k, v, **call)
-    assert not wanted[:, :, :TOKENS].any()
-    if length > TOKENS:
-        torch.testing.assert_close(pattern_attention(q, k, v, **call), wanted, **TOLERANCE)
-
-
-def test_in_an_encoder():
-    kind = {"layer": LongformerAttention, "width": 3, "tokens": 1, "dtype": torch.float64}
-    encoder = TextEncoder(11, D, H, 2, max_length=16, **kind)
-    y = encoder(torch.arange(11)[None])
-    y.sum().backward()
-    assert y.shape == (1, D) and all(p.grad is not None for p in encoder.blocks.parameters())
-    again = copy.deepcopy(encoder)
-    again.load_state_dict(encoder.state_dict())
-    assert torch.equal(again(torch.arange(11)[None]), y)

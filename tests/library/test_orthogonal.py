@@ -1,12 +1,18 @@
-"""Orthogonality to rounding, isotropy and the Haar law by tests with a stated error rate, clear errors."""
+"""Orthogonality to rounding and the Haar law by tests with a stated error rate; structured projections."""
+
+from itertools import product
 
 import pytest
 import torch
+from extent import some
+from gradients import trained
 from refusals import refuses
 from scipy import stats
 from seeded import generator
 
+from ortho import MultiheadAttention, to_standard
 from ortho.orthogonal import DRAWS, orthonormalise
+from ortho.projections import StructuredProjection
 
 ORTHOGONAL = [name for name in DRAWS if name != "gaussian"]
 FALSE_ALARM = 1e-4  # chance that a right draw fails one statistical test below; seeds are fixed, so it never flickers
@@ -22,14 +28,6 @@ def test_orthonormal(name, shape, dtype):
     # An entry of the Gram matrix sums n products of rounded unit vectors: n eps bounds it; 4 covers the factorisation.
     tolerance = 4 * max(shape) * torch.finfo(dtype).eps
     torch.testing.assert_close(gram, torch.eye(min(shape), dtype=dtype), atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("name", list(DRAWS))
-def test_low_precision_and_reproducible(name):
-    w = DRAWS[name](16, generator=generator(3), dtype=torch.bfloat16)
-    assert w.dtype == torch.bfloat16
-    assert torch.equal(w, DRAWS[name](16, generator=generator(3), dtype=torch.bfloat16))
-    assert not torch.equal(w, DRAWS[name](16, generator=generator(4), dtype=torch.bfloat16))
 
 
 def haar_alarms(draw, n: int = 4, draws: int = 2000) -> list[str]:
@@ -57,32 +55,6 @@ def test_haar_law(name):
     assert haar_alarms(DRAWS[name]) == []
 
 
-def test_haar_law_catches_wrong_draws():
-    """The test above can fail: it detects QR without its sign fix, and the left factor of an SVD alone."""
-
-    def raw_qr(n, *, generator, dtype):
-        return torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=dtype)).Q
-
-    def left_factor(n, *, generator, dtype):
-        return torch.linalg.svd(torch.randn(n, n, generator=generator, dtype=dtype)).U
-
-    assert haar_alarms(raw_qr)
-    assert haar_alarms(left_factor)
-
-
-@pytest.mark.parametrize("name", list(DRAWS))
-def test_isotropic_second_moments(name):
-    """E[W_ij W_kl] = delta_ik delta_jl / n for every draw, the Gaussian control included."""
-    n, draws = 5, 2000
-    g = generator(2)
-    w = torch.stack([DRAWS[name](n, generator=g, dtype=torch.float64).flatten() for _ in range(draws)])
-    products = w.mT @ w / draws
-    error = (products - torch.eye(n * n, dtype=torch.float64) / n).abs().max()
-    # 625 averages of `draws` products of variance at most 3/n^2: a union bound over normal tails at FALSE_ALARM.
-    bound = stats.norm.isf(FALSE_ALARM / 2 / 625) * (3 / n**2 / draws) ** 0.5
-    assert error < bound
-
-
 def test_orthonormalise_ill_conditioned():
     """Nearly parallel columns: one pass of Gram-Schmidt loses them, two do not."""
     hilbert = 1 / (torch.arange(8.0, dtype=torch.float64)[:, None] + torch.arange(8.0, dtype=torch.float64) + 1)
@@ -95,3 +67,87 @@ def test_orthonormalise_ill_conditioned():
 def test_errors():
     refuses("column 1 depends", orthonormalise, torch.ones(3, 2))
     refuses("at most as many columns as rows", orthonormalise, torch.ones(2, 3))
+
+
+# ----------------------------------------------------------------------------------------------- structured projections
+
+WIDTHS = [1, 2, 3, 7, 8, 12, 30, 64, 96, 97, 100]
+SIGMAS = 4.42  # two-sided, an error rate of 1e-5
+
+
+def draw(d=12, heads=1, seed=0, **kwargs):
+    generator = torch.Generator().manual_seed(seed)
+    return StructuredProjection(d, heads, generator=generator, dtype=torch.float64, **kwargs)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("d", WIDTHS)
+def test_orthogonal(d, rounds):
+    """Exactly, to rounding: products of orthogonal matrices whose entries are sums of at most 100 terms."""
+    one = draw(d, rounds=rounds)
+    for w in (one.weight_q, one.weight_k):
+        torch.testing.assert_close(w @ w.T, torch.eye(d, dtype=torch.float64), atol=1e-13, rtol=0)
+    if d > 3:
+        assert not torch.equal(one.weight_q, one.weight_k)
+
+
+def by_matrices(projection):
+    sizes = {"num_kv_heads": projection.num_kv_heads, "dtype": torch.float64}
+    layer = MultiheadAttention(projection.d_model, projection.num_heads, projection=projection, **sizes)
+    return to_standard(layer).projection
+
+
+@pytest.mark.parametrize("shared", [4, 2, 1])
+def test_it_is_the_matrices_that_it_stands_for(shared):
+    one = draw(24, 4, num_kv_heads=shared)
+    x, context = (torch.randn(2, n, 24, dtype=torch.float64) for n in (5, 9))
+    for given in ((x,), (x, context)):
+        torch.testing.assert_close(one(*given), by_matrices(one)(*given), atol=1e-13, rtol=0)
+
+
+def test_signs_are_all_that_is_stored():
+    one, other = draw(24, 4, seed=1), draw(24, 4, seed=2)
+    assert set(one.state_dict()) == {"signs_q", "signs_k"} and not trained(one)
+    assert sum(x.numel() for x in one.state_dict().values()) == 2 * 2 * 24
+    x = torch.randn(1, 3, 24, dtype=torch.float64)
+    other.load_state_dict(one.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(one(x), other(x), strict=True))
+    assert torch.equal(draw(24, 4, seed=1).signs_q, one.signs_q)
+    y, _ = one(x)
+    assert torch.equal(one.bfloat16().double()(x)[0], y)  # signs are exact in any dtype, and so all is made again
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading_into_a_module_without_numbers(assign):
+    """The transforms are not stored, and are made when the signs are loaded."""
+    one = StructuredProjection(24, 4, dtype=torch.float64)
+    other = StructuredProjection(24, 4, dtype=torch.float64, device="meta")
+    if not assign:
+        other.to_empty(device="cpu")
+        other.transform_a.fill_(torch.nan)
+    other.load_state_dict(one.state_dict(), assign=assign)
+    x = torch.randn(2, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert all(map(torch.equal, one(x), other(x)))
+
+
+SPREAD = product([(64, 4), (48, 4), (30, 5), (64, 1), (128, 2)], ["one", "two", "apart", "all"])
+
+
+@pytest.mark.parametrize(("sizes", "where"), some(SPREAD, 3))  # each size and each place
+def test_products_spread_as_those_of_random_matrices(sizes, where):
+    """Of a head's q and k, for an x that lies on one coordinate, on two, near or far, or on all: the mean is 0 and the
+    mean square K / d^2 |x|^4, within sampling error of 1000 draws. Without the flip between the transforms it would be
+    K times as much on one coordinate; and with a single round, where a head spans rows of the table, several times."""
+    d, heads = sizes
+    x = torch.zeros(d, dtype=torch.float64)
+    x[{"one": [0], "two": [0, 1], "apart": [0, d - 1], "all": list(range(d))}[where]] = 1
+    x /= x.norm()
+    found = []
+    for seed in range(1000):
+        q, k = (t[0, :, 0] for t in draw(d, heads, seed=seed)(x[None, None]))  # (heads, K)
+        found.append((q * k).sum(-1)[1 % heads])
+    scores = torch.stack(found) * d / (d // heads) ** 0.5
+    assert abs(float(scores.mean())) < SIGMAS * float(scores.std()) / 1000**0.5
+    squares = scores.square()
+    bias = 0.6 if d == 30 else 0.01  # Hartley's entries are not of one size
+    assert abs(float(squares.mean()) - 1) < SIGMAS * float(squares.std()) / 1000**0.5 + bias

@@ -1,4 +1,4 @@
-"""Static patterns: rules, counts and tilings of each; attention by them, and what it refuses."""
+"""Static patterns: rules, counts and tilings of each; attention by them, large scores, and what it refuses."""
 
 from functools import partial
 from itertools import product
@@ -17,14 +17,10 @@ from ortho.attention.sparse.block_sparse import BigBird, BlockSparse
 from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated, NeitherFarNorMultiple
 from ortho.attention.sparse.fixed import Fixed, FixedColumns
-from ortho.attention.sparse.global_local import GlobalKeys, GlobalLocal
-from ortho.attention.sparse.pattern import (
-    pattern_attention,
-    pattern_attention_reference,
-)
+from ortho.attention.sparse.global_local import GlobalLocal
+from ortho.attention.sparse.pattern import pattern_attention, pattern_attention_reference
 from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import Window
-from ortho.cost.mechanisms.sparse import pattern_cost
 
 FORMS = {"reference": pattern_attention_reference, "fast": pattern_attention}
 # Sums of at most 300 float64 products of size 10, in another order, after exponentials of scores up to 10.
@@ -77,16 +73,6 @@ def test_big_bird(sizes):
     assert torch.equal(BigBird(1, *sizes).mask(60)[:40, :40], BigBird(1, *sizes).mask(40))
 
 
-def test_masks_on_another_default_device():
-    """New tensors go to another device by default; the seed is one that nothing was drawn with yet."""
-    pattern = BigBird(4, 2, 1, 3, seed=1234)
-    with torch.device("meta"):
-        kept = pattern.mask(60, device="cpu")
-        (tiling,) = pattern.block_masks(Section(0, 60, 60))
-    assert kept.device == tiling.table.device == torch.device("cpu")
-    assert int(kept.sum()) == pattern.pairs(60)
-
-
 # ---------------------------------------------------------------------------------------------------------- tilings
 
 
@@ -120,72 +106,6 @@ def test_tilings_hold_the_mask(pattern, rule, causal):
         kept, read = counted(tilings, 1, stop - first, keys, first)
         assert torch.equal(kept[0], pattern.mask(stop, keys, first=first, is_causal=causal).long()), (first, stop, keys)
         assert int(read.max()) <= len(tilings)
-
-
-def test_a_row_for_each_block_of_queries():
-    """There may be more blocks of keys than rows, and fewer than the rows name."""
-    pattern = BlockSparse(16, ((0, 1, 2),))
-    for keys in (128, 20):
-        assert torch.equal(pattern.mask(16, keys), (torch.arange(keys) < 48).expand(16, keys))
-        (tiling,) = pattern.block_masks(Section(0, 16, keys))
-        assert tiling.table.tolist() == [[0, 1, 2][: -(-keys // 16)]]
-
-
-N = 4096
-# Computed pairs over kept pairs of 4096 tokens, causal and not. Tiles of 64 queries read 63 keys that not all of them
-# keep; a column of 64 tokens is cut into two tiles, a column of 32 is one tile.
-WASTE = {
-    Window(256): (1.25, 1.13),
-    BlockedWindow(256): (1.25, 1),
-    BlockedWindow(256, 128): (1.17, 1),
-    Dilated(256, 4): (1.25, 1.11),
-    Strided(64): (1.48, 1),
-    Strided(128): (1.94, 1),
-    LocalStrided(64): (1.51, 1.18),
-    LocalStrided(128): (1.57, 1.23),
-    LocalDilated(64): (1.85, 1.35),
-    FixedColumns(64, 8): (1.03, 1),
-    Fixed(64, 8): (1.12, 1.02),
-    Fixed(128, 8): (1.18, 1.03),
-    GlobalLocal(256, 16): (1.24, 1.12),
-    BigBird(64): (1.1, 1),
-}
-
-
-@pytest.mark.parametrize("pattern", WASTE, ids=str)
-@pytest.mark.parametrize("causal", [True, False])
-def test_little_is_computed_in_vain(pattern, causal):
-    """A lone query reads only what it keeps, in whole blocks of a table or of summaries."""
-    computed = pattern.computed_pairs(N, is_causal=causal)
-    most = WASTE[pattern][not causal]
-    assert most - 0.02 < computed / pattern.pairs(N, is_causal=causal) <= most
-    if causal:
-        computed = pattern.computed_pairs(N, is_causal=True, last=True)
-        assert computed == int(pattern.mask(N, first=N - 1, is_causal=True).sum())
-
-
-LONG_ROWS = {
-    "leading": BigBird(1, 2, 1, 0),
-    "leading and drawn": BigBird(5),
-    "any": BlockSparse(1, tuple(tuple(range(1500) if t % 500 == 7 else [t]) for t in range(2000))),
-    "of all lengths": BlockSparse(1, tuple(tuple(range(2000 // (t + 1))) for t in range(2000))),
-}
-
-
-@pytest.mark.parametrize("pattern", LONG_ROWS.values(), ids=LONG_ROWS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_tables_hold_little_but_blocks(pattern, causal):
-    """However few rows are long, a table is at most four times what it would be if all rows had the average length. Up
-    to one entry for each token there is one table: a further tiling would cost more than it saves."""
-    n = 2000
-    tilings = pattern.block_masks(Section(0, n, n, causal))
-    tables = [tiling.table for tiling in tilings]
-    read = sum(int((table >= 0).sum()) for table in tables)
-    assert sum(table.numel() for table in tables) <= 4 * len(tables) * read
-    assert len(tables) == 2 or not isinstance(pattern, BigBird)
-    kept, _ = counted(tilings, 1, n, n)
-    assert torch.equal(kept[0], pattern.mask(n, is_causal=causal).long())
-    assert [len(BigBird(64).block_masks(Section(0, 64 * rows, 64 * rows))) for rows in (64, 65)] == [1, 2]
 
 
 # -------------------------------------------------------------------------------------------------------- attention
@@ -228,17 +148,6 @@ def test_fast_equals_reference(pattern, together, monkeypatch):
     for lead, length, keys in (((), 5, 150), ((2, 1, 2), 150, 5), ((3,), 64, 65)):  # both count from 0
         o = compare(qkv(*lead, length=length, keys=keys), pattern=pattern, scale=-0.3)
         assert not o[..., ~pattern.mask(length, keys).any(1), :].any()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_masks_of_every_shape(causal):
-    """Every shape that broadcasts, with a state and without; rows may be left without a key."""
-    g, call = torch.Generator().manual_seed(3), {"pattern": Parity(), "is_causal": causal}
-    for shape in ((), (70,), (70, 1), (1, 70), (3, 1, 70), (2, 1, 70, 70), (2, 3, 70, 1), (1, 1, 70, 70)):
-        compare(qkv(2, 3, length=70), attn_mask=torch.rand(shape, generator=g) < 0.5, **call)
-    past = tuple(draw(2, 3, 30, width, seed=s).requires_grad_() for s, width in ((5, K), (6, V)))
-    for shape in ((100,), (70, 100), (2, 1, 1, 100)):
-        compare(qkv(2, 3, length=70), attn_mask=torch.rand(shape, generator=g) < 0.5, initial_state=past, **call)
 
 
 @pytest.mark.parametrize("pattern", [*EACH, Window(150)], ids=str)
@@ -294,15 +203,21 @@ def test_draws_know_nothing_of_the_caller_s_transform():
     assert torch.allclose(ours, torch.stack([attend(q, x[0], x[0]) for q in x]), **TOLERANCE)
 
 
-def test_queries_that_are_all_global_read_nothing():
-    x = draw(1, 4, 3).requires_grad_()
-    o = pattern_attention(x, x, x, pattern=GlobalKeys(4, 8))
-    assert not o.any()
-    assert not torch.autograd.grad(o.sum(), x)[0].any()
-    assert pattern_cost(1, 4, 1, 3, 3, pattern=GlobalKeys(4, 8)).forward == 0
-
-
-@pytest.mark.bad_input
-def test_a_table_of_lists_is_one_of_tuples():
-    assert BlockSparse(2, [[0], [0, 1]]) == BlockSparse(2, ((0,), (0, 1)))
-    assert hash(BlockSparse(2, [[0], [0, 1]])) == hash(BlockSparse(2, ((0,), (0, 1))))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e12, 1e18])
+def test_large_scores(dtype, size):
+    """A score of s is rounded by s eps, which changes a weight by this share, in both forms. Where this is not small,
+    outputs are still means of values, also over several tilings, and gradients are finite."""
+    q, k, v = (x.detach().to(dtype) for x in qkv(3, length=23))
+    leaves, call = [x.requires_grad_() for x in (size * q, k, v)], {"pattern": Parity(), "scale": 1.0}
+    o = pattern_attention(*leaves, **call)
+    found = [o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9).to(dtype))]
+    assert all(x.isfinite().all() for x in found)
+    rows, eps = o[:, Parity().mask(23).any(1)], torch.finfo(dtype).eps
+    slack = 4 * eps * v.abs().max()
+    assert (rows <= v.amax(1, keepdim=True) + slack).all() and (rows >= v.amin(1, keepdim=True) - slack).all()
+    # Products of 4 numbers of size 3: scores of up to 40 sizes, a few roundings each; twice that for values up to 3.
+    bound = 1000 * size * eps
+    if bound < 0.1:
+        expected = pattern_attention_reference(*(x.double() for x in leaves), **call)
+        torch.testing.assert_close(o.double(), expected, atol=bound, rtol=0)

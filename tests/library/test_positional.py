@@ -1,6 +1,9 @@
-"""Attention by position: the fast form is the definition; the past, the future, masks, words, cuts; what it refuses."""
+"""Attention by position: the patterns' matrices by hand and at great length; both forms, words, masks, cuts; layers."""
 
+import math
+from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -9,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusals, refuses
 from seeded import draw
+from torch.nn.functional import linear
 
-from ortho.attention.positional.patterns import Recent, Shift
+from ortho.attention.positional.patterns import RECENT, Recent, Shift
 from ortho.attention.positional.positional_attention import (
     PATTERNS,
     SEVEN,
@@ -18,6 +22,7 @@ from ortho.attention.positional.positional_attention import (
     positional_attention_reference,
 )
 from ortho.cost.counting import Allocations
+from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
 HEADS = (
@@ -89,31 +94,6 @@ def test_the_matrix(form, causal):
         close(o, weights.expand_as(o))
 
 
-@both_forms
-def test_gradients_by_finite_differences(form):
-    """First and second order: a call is linear, and its gradient is linear in the upstream gradient."""
-    v, words = draw(1, len(HEADS), 5, 2).requires_grad_(), torch.tensor([[0, 0, 1, 2, 2]])
-    mask = torch.tensor([True, True, False, True, True])
-    for causal in (False, True):
-        call = partial(FORMS[form], patterns=HEADS, is_causal=causal, attn_mask=mask, words=words)
-        assert torch.autograd.gradcheck(call, (v,), fast_mode=True)
-        assert torch.autograd.gradgradcheck(call, (v,), fast_mode=True)
-
-
-@both_forms
-@given(length=lengths, seed=seeds, words=st.booleans(), data=st.data())
-@examples
-def test_the_future_leaves_the_prefix(form, length, seed, words, data):
-    """New values after a cut, however large, change nothing before it: bit for bit."""
-    v = draw(2, len(HEADS), length, 3, seed=seed)
-    numbers = drawn_words(length, 2, seed) if words else None
-    cut = data.draw(st.integers(0, length))
-    other = v.clone()
-    other[:, :, cut:] = 1e6 * draw(2, len(HEADS), length - cut, 3, seed=seed + 1)
-    call = partial(FORMS[form], patterns=HEADS, is_causal=True, words=numbers)
-    assert torch.equal(call(v)[:, :, :cut], call(other)[:, :, :cut])
-
-
 @pytest.mark.parametrize("words", [False, True], ids=["tokens", "words"])
 @both_forms
 @given(length=lengths, seed=seeds, masked=st.booleans(), data=st.data())
@@ -141,17 +121,6 @@ def test_cut_equals_whole(form, words, length, seed, masked, data):
         assert piecewise.dtype == once.dtype
         # Sums of cubes, up to 100^4 / 4: the tolerance is relative to them.
         torch.testing.assert_close(piecewise, once.expand_as(piecewise), atol=2e-13, rtol=2e-13)
-
-
-def test_words_after_tokens():
-    """A sequence may have words in one call and none in the next: tokens without a number are words of their own."""
-    v = draw(1, len(HEADS), 9, 2)
-    numbers = torch.tensor([[3, 3, 4, 4, 5, 6, 7, 8, 8]])  # as below, except for the first of each call
-    for call in FORMS.values():
-        head, state = call(v[:, :, :4], HEADS, is_causal=True, words=numbers[:, :4], return_state=True)
-        middle, state = call(v[:, :, 4:7], HEADS, is_causal=True, initial_state=state, return_state=True)
-        tail = call(v[:, :, 7:], HEADS, is_causal=True, words=numbers[:, 7:] - 8, initial_state=state)
-        close(torch.cat([head, middle, tail], 2), FORMS["reference"](v, HEADS, is_causal=True, words=numbers))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -235,10 +204,7 @@ BAD = [
     ({"v": V[0, 0]}, r"v: expected shape \(..., H, N, V\) without empty axes, got \(4, 3\)"),
     ({"patterns": ("previous", "nxt")}, "patterns: expected one of 'current'.*, got 'nxt'"),
     ({"patterns": SEVEN}, "patterns: expected one for each of 2 heads, got 7"),
-    (
-        {"attn_mask": torch.ones(4, 4, dtype=torch.bool)},
-        r"attn_mask: expected a mask of keys, of shape \(..., 1, 4\), got \(4, 4\)",
-    ),
+    ({"attn_mask": torch.ones(4, 4, dtype=torch.bool)}, r"attn_mask: expected a mask of keys, of shape \(..., 1, 4\)"),
     ({"attn_mask": torch.ones(5, dtype=torch.bool)}, r"attn_mask: expected a shape that broadcasts"),
     ({"words": torch.zeros(4).long()}, r"words: expected shape \(2, 4\), got \(4,\)"),
     ({"return_state": True}, "return_state: expected none in a call that is not causal"),
@@ -283,3 +249,173 @@ def test_errors_of_states(form, part, value, message):
     _, state = FORMS[form](V, TWO, is_causal=True, return_state=True)
     with pytest.raises(ValueError, match=f"initial_state: expected {message}"):
         FORMS[form](V, TWO, is_causal=True, initial_state=(*state[:part], value, *state[part + 1 :]))
+
+
+# ----------------------------------------------------------------------------------------- the matrices of the patterns
+
+ULP = 2.0**-53  # the largest relative change of a float64 by rounding to nearest
+
+# Five tokens. Cubes are 1, 8, 27, 64, 125; their sums 1, 9, 36, 100, 225.
+BY_HAND = {
+    "current": ["1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"],
+    "previous": ["0 0 0 0 0", "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0"],
+    "next": ["0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1", "0 0 0 0 0"],
+    "left": ["0 0 0 0 0", "0 0 0 0 0", "1 0 0 0 0", "1/9 8/9 0 0 0", "1/36 8/36 27/36 0 0"],
+    "right": ["0 0 27/36 8/36 1/36", "0 0 0 8/9 1/9", "0 0 0 0 1", "0 0 0 0 0", "0 0 0 0 0"],
+    "end": 5 * ["1/225 8/225 27/225 64/225 125/225"],
+    "start": 5 * ["125/225 64/225 27/225 8/225 1/225"],
+}
+CAUSAL = {
+    **{name: BY_HAND[name] for name in ("current", "previous", "left")},
+    **dict.fromkeys(("next", "right"), 5 * ["0 0 0 0 0"]),
+    "end": ["1 0 0 0 0", "1/9 8/9 0 0 0", "1/36 8/36 27/36 0 0", "1/100 8/100 27/100 64/100 0", BY_HAND["end"][0]],
+    "start": ["1 0 0 0 0", "8/9 1/9 0 0 0", "27/36 8/36 1/36 0 0", "64/100 27/100 8/100 1/100 0", BY_HAND["start"][0]],
+}
+
+
+def matrix(rows):
+    return torch.tensor([[float(Fraction(entry)) for entry in row.split()] for row in rows], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", SEVEN, ids=lambda p: p.name)
+def test_by_hand(pattern, causal):
+    """To the last bit: sums of cubes are integers, and each weight is one quotient of two."""
+    expected = matrix((CAUSAL if causal else BY_HAND)[pattern.name])
+    assert torch.equal(pattern.weights(5, is_causal=causal), expected)
+
+
+RECENT_BY_HAND = [
+    ["1 0 0 0 0", "1/2 1/2 0 0 0", "1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3"],
+    ["1/3 1/3 1/3 0 0", "0 1/3 1/3 1/3 0", "0 0 1/3 1/3 1/3", "0 0 0 1/2 1/2", "0 0 0 0 1"],
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_tokens_by_hand(causal):
+    """Each row is the mean of the tokens that there are; in a causal call no token is ahead."""
+    one = "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"
+    back, ahead = RECENT_BY_HAND
+    expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
+    for pattern, rows in expected.items():
+        assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
+    assert (RECENT.width, RECENT.ahead, RECENT.vectors, RECENT.mirrored().vectors) == (8, False, 7, 0)
+
+
+def exact(pattern, i, n, values, causal):
+    """Row i times the values, in integers, which can be of any size."""
+    seen = i + 1 if causal else n
+    weights = [pattern.weight(i, j, seen) for j in range(seen)]
+    return Fraction(sum(w * v for w, v in zip(weights, values, strict=False)), sum(weights))
+
+
+@pytest.mark.parametrize(("name", "causal"), [*product(["left", "end", "start"], [False, True]), ("right", False)])
+def test_cubes_at_great_length(name, causal):
+    """65 536 tokens, whose cubes sum to 4.6e18, compared with exact fractions.
+
+    A running sum to term i of weights t^3 is rounded at each term t, by one ULP of about t^4 / 4: in all by i / 5 ULP
+    of the last sum. Each of the four nested sums of `start` adds the same error. So the error stays below N ULP of the
+    largest value, which is at most 1. With float32 values the result is rounded once more, by 2^-24.
+    """
+    n = 65_536
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(-(2**20), 2**20 + 1, (n,), generator=g)
+    v = (values.double() / 2**20)[None, None, :, None]
+    rows = {"left": [2, 3, 1000, n - 1], "right": [0, n - 1000, n - 3]}.get(name, [0, 1, 1000, n - 1])
+    o = positional_attention(v, [name], is_causal=causal)
+    single = positional_attention(v.float(), [name], is_causal=causal)
+    for i in rows:
+        expected = float(exact(PATTERNS[name], i, n, values.tolist(), causal) / 2**20)
+        assert abs(float(o[0, 0, i, 0]) - expected) <= n * ULP
+        assert abs(float(single[0, 0, i, 0]) - expected) <= 2**-24 + n * ULP
+
+
+@pytest.mark.parametrize("name", ["left", "end", "start"])
+def test_state_at_great_length(name):
+    """Zeros follow 10^6 values of 1, so that a row is the share of weight on the ones. The sums of weights, up to
+    2.5e23, are beyond the integers of float64 and of int64."""
+    length = 10**6
+    _, state = positional_attention(torch.ones(1, 1, length, 1), [name], is_causal=True, return_state=True)
+    o = positional_attention(torch.zeros(1, 1, 3, 1).double(), [name], is_causal=True, initial_state=state)
+    for t, got in enumerate(o.flatten().tolist()):
+        i = length + t
+        cube = lambda m: (m * (m + 1) // 2) ** 2  # noqa: E731
+        total = cube(i - 1) if name == "left" else cube(i + 1)
+        ones = {"left": min(cube(length), total), "end": cube(length), "start": total - cube(t + 1)}[name]
+        assert got == pytest.approx(float(Fraction(ones, total)), abs=length * ULP)
+
+
+MATRIX_BAD = [
+    (lambda: PATTERNS["left"].weights(0), "n: expected an integer of at least 1, got 0"),
+    (lambda: Recent("", 0), "width: expected an integer of at least 1, got 0"),
+]
+
+
+@refusals(MATRIX_BAD)
+def test_matrix_errors(refused):
+    refused()
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
+# Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
+layer_close = partial(torch.testing.assert_close, atol=1e-12, rtol=0)
+SPLITS = [
+    ("left",),
+    ("previous", "next", "start"),
+    ("previous", "current", "right", "end"),
+    ("recent", "recent", "left", "left", Recent("ahead", 3, ahead=True), "left"),
+]
+
+
+def layer(patterns=SPLITS[1], **kwargs):
+    """A layer with any number of heads of width 3, on x of width 12."""
+    g, kwargs = torch.Generator().manual_seed(1), {"head_dim": 3, **kwargs}
+    return PositionalHeads(12, len(patterns), patterns=patterns, generator=g, dtype=torch.float64, **kwargs)
+
+
+@pytest.mark.parametrize("patterns", SPLITS, ids=len)
+def test_by_its_formula(patterns):
+    """Each head's matrix times its own values, side by side, times W_O."""
+    module, x = layer(patterns), draw(2, 6, 12)
+    for causal in (False, True):
+        weights = torch.stack([p.weights(6, is_causal=causal) for p in module.patterns])
+        v = linear(x, module.weight_v).unflatten(-1, (-1, 3)).transpose(1, 2)
+        layer_close(module(x, is_causal=causal), (weights @ v).transpose(1, 2).flatten(2) @ module.weight_o.T)
+
+
+def test_by_default_three_patterns_are_shared_out():
+    """No pattern has more heads than the one before it; equal heads follow each other."""
+    shares = {1: (1,), 2: (1, 1), 3: (1, 1, 1), 4: (2, 1, 1), 5: (2, 2, 1), 11: (4, 4, 3), 12: (4, 4, 4)}
+    for number, counts in shares.items():
+        names = [p.name for p in PositionalHeads(number, number).patterns]
+        expected = zip(("previous", "recent", "left"), counts, strict=False)
+        assert names == [name for name, count in expected for _ in range(count)]
+
+
+def decoded(m, x, **kwargs):
+    return m(x, is_causal=True, cache=m.new_cache(4), **kwargs)
+
+
+LAYER_BAD = [
+    (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
+    (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
+    (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),
+    (lambda m, x: decoded(m, x[:, :2], attn_mask=x[0, 0, :2] > 0), "attn_mask: expected none beside a cache"),
+    (lambda m, x: decoded(m, x), "expected at most 4 tokens more in a cache of capacity 4, got 6"),
+]
+
+
+@refusals(LAYER_BAD)
+def test_layer_errors(refused):
+    refused(layer(), draw(2, 6, 12))
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 8])
+def test_sinusoids_by_their_formula(d):
+    positions = sinusoidal_positions(5, d, dtype=torch.float64)
+    for p in range(5):
+        for channel in range(d):
+            wave = math.sin if channel % 2 == 0 else math.cos
+            expected = wave(p / 10000 ** (2 * (channel // 2) / d))
+            assert positions[p, channel].item() == pytest.approx(expected, abs=1e-14)

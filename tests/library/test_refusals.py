@@ -1,5 +1,5 @@
 """What would be wrong in silence is refused in one sentence: tables for the mechanisms' shared door, and for layers,
-caches and models."""
+caches and models. The error for an unknown name has the nearest known one."""
 
 from functools import partial
 
@@ -10,6 +10,7 @@ from seeded import draw
 from torch import nn
 
 from ortho import (
+    PROJECTIONS,
     EncoderDecoder,
     FrozenQKAttention,
     HybridAttention,
@@ -26,12 +27,16 @@ from ortho import (
 )
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import new_cache
+from ortho.attention.linear.random_features import FEATURE_DRAWS
+from ortho.checks import ALIASES, nearest
 from ortho.layers.block import DecoderBlock
 from ortho.layers.checkpointed import Checkpointed
 from ortho.layers.induction import InductionProjection
 from ortho.layers.short_convolution import short_convolution
+from ortho.orthogonal import DRAWS
 from ortho.projections import FrozenProjection, LearnedProjection, StructuredProjection
 
+pytestmark = pytest.mark.bad_input
 N, K = 5, 4
 # Wrong arguments in place of right ones, and the beginning of the refusal.
 TABLE = {
@@ -52,7 +57,6 @@ FAMILIES = ("softmax", "linear", "recurrent", "position_bias", "dynamic_sparse",
 FORMS = [(name, form) for name, m in MECHANISMS.items() if m.family in FAMILIES for form in ("reference", "fast")]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("name", "form"), FORMS)
 @pytest.mark.parametrize("row", TABLE)
 def test_the_door(name, form, row):
@@ -64,7 +68,6 @@ def test_the_door(name, form, row):
         mechanism.form(form)(**right | wrong)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_a_causal_call_needs_a_key_for_each_query(name, form):
     if not MECHANISMS[name].causal:
@@ -122,17 +125,9 @@ LAYERS = [
     (lambda: layer(attention=nn.Identity(), form="reference"), "form: expected none beside an attention without a"),
     (lambda: layer(form="slow"), "form: expected one of 'reference', 'fast', got 'slow'"),
     # options of the attention
-    (
-        lambda: layer(attention="linear", chnk=3),
-        "options: expected one of .*got 'chnk'; did you mean 'chunk'",
-        TypeError,
-    ),
+    (lambda: layer(attention="linear", chnk=3), "options: expected one of .*got 'chnk'; did you mean 'chu", TypeError),
     (lambda: layer(batch_first=False), r"batch_first: expected True, as x is \(B, N, d\), got False"),
-    (
-        lambda: layer(attention="linear", chunk="a"),
-        "chunk: expected an integer of at least 1, got str 'a'",
-        TypeError,
-    ),
+    (lambda: layer(attention="linear", chunk="a"), "chunk: expected an integer of at least 1, got str 'a'", TypeError),
     (lambda: layer(attention=attention.softmax_attention, width=3), "options: expected none, got 'width'", TypeError),
     (lambda: new_cache("delta", 4, width=3), "options: expected one of .*, got 'width', with the attention", TypeError),
     (lambda: attention.register("softmax", torch.add), "name: expected one that is not taken, got 'softmax'"),
@@ -140,26 +135,17 @@ LAYERS = [
     (lambda: layer(gates={"beta": 3}), "gates: expected a class of gates for 'beta', got int 3", TypeError),
     # dropout and weights
     (lambda: layer(dropout=1.0), r"dropout: expected a number in \[0, 1\), got 1.0"),
-    (
-        lambda: layer(attention="gated-delta", dropout=0.1),
-        "dropout: expected 0 with the attention gated-delta, whose fas",
-    ),
+    (lambda: layer(attention="gated-delta", dropout=0.1), "dropout: expected 0 with the attention gated-delta, whose"),
     (lambda: layer(attention=attention.softmax_attention, dropout=0.1), "dropout: expected 0 with the attention soft"),
     (lambda: layer(attention="ttt-huber")(X, need_weights=True), "need_weights: expected False with .*, which has no"),
     (lambda: layer(attention=RandomFeatureAttention(4))(X, need_weights=True), "need_weights: expected False with the"),
     (lambda: layer()(X, is_causal=True, need_weights=True, return_state=True), "need_weights: expected False beside a"),
-    (
-        lambda: layer(dropout=0.1)(X, is_causal=True, return_state=True),
-        "dropout: expected 0 in training beside a state",
-    ),
+    (lambda: layer(dropout=0.1)(X, is_causal=True, return_state=True), "dropout: expected 0 in training beside a sta"),
     (lambda: decoded(layer(dropout=0.1)), "dropout: expected 0 in training beside a cache, got 0.1: call eval"),
     # operands
     (lambda: layer()(X[0]), r"x: expected shape \(B, N, 8\) with B, N >= 1, got \(5, 8\)"),
     (lambda: layer()(X[:, :0]), r"x: expected shape \(B, N, 8\) with B, N >= 1, got \(2, 0, 8\)"),
-    (
-        lambda: layer()(torch.nested.nested_tensor([X[0]], layout=torch.jagged)),
-        "x: expected a padded tensor .* and a key_padding_mask, got a",
-    ),
+    (lambda: layer()(torch.nested.nested_tensor([X[0]], layout=torch.jagged)), "x: expected a padded tensor .* and a"),
     (lambda: layer()(X, X[:1]), r"context: expected batch 2 like x, got shape \(1, 5, 8\)"),
     (lambda: layer()(X, X[:, :2], X), "value: expected the context once more, .* write layer.x. or layer.x, context."),
     (lambda: layer(attention="fox")(X, X[:, :2]), "context: expected None with 'fox', in which each query is one of"),
@@ -172,15 +158,9 @@ LAYERS = [
     (lambda: layer()(X, key_padding_mask=torch.zeros(B, N)), "key_padding_mask: expected a boolean tensor", TypeError),
     # caches
     (lambda: layer()(X, cache=layer().new_cache(9)), "is_causal: expected True beside a cache, got False"),
-    (
-        lambda: layer()(X, is_causal=True, cache=new_cache("window")),
-        "cache: expected one for 'softmax', got one for 'wi",
-    ),
+    (lambda: layer()(X, is_causal=True, cache=new_cache("window")), "cache: expected one for 'softmax', got one for"),
     (lambda: decoded(layer(), attn_mask=PAIRS), "attn_mask: expected none beside a cache, got a bool tensor"),
-    (
-        lambda: decoded(layer(), key_padding_mask=PAIRS.new_zeros(B, N)),
-        "key_mask: expected None with 'softmax', which k",
-    ),
+    (lambda: decoded(layer(), key_padding_mask=PAIRS.new_zeros(B, N)), "key_mask: expected None with 'softmax', whic"),
     (lambda: new_cache("softmax"), "capacity: expected a number of tokens, as softmax may read any of them, got None"),
     (lambda: new_cache("strided"), "capacity: expected a number of tokens, as strided may read any of them, got None"),
     (lambda: new_cache("efficient", 4), "attention: expected a causal mechanism, got 'efficient'"),
@@ -209,10 +189,7 @@ LAYERS = [
     (lambda: InductionHeads(D, H, sharpness=0), "sharpness: expected a number above 0, got 0"),
     (lambda: InductionHeads(D, H, draw="har"), "draw: expected one of .*, got 'har'; did you mean 'haar'"),
     (lambda: InductionProjection(D, H)(X, X), "context: expected None with keys a token late, got a float32 tensor"),
-    (
-        lambda: StructuredProjection(D, 3, head_dim=4),
-        "head_dim: expected heads of at most d_model = 8 together, got 12",
-    ),
+    (lambda: StructuredProjection(D, 3, head_dim=4), "head_dim: expected heads of at most d_model = 8 together, got"),
     (lambda: LearnedProjection(D, 0), "num_heads: expected an integer of at least 1, got 0"),
     (lambda: LongformerAttention(D, H)(X, is_causal=True), "is_causal: expected False, since global tokens see the"),
     (lambda: MixtureOfExperts(D, 2, top_k=3), "top_k: expected at most num_experts = 2, got 3"),
@@ -221,19 +198,10 @@ LAYERS = [
     (lambda: Checkpointed([TransformerBlock(D, H)])(X, cache=1), "cache: expected None, as each block needs its own"),
     (lambda: SynthesizerAttention(D, H, 4)(X), "x: expected at most 4 tokens, got 5"),
     (lambda: SynthesizerAttention(D, H, 4, source="radom"), "source: expected one of .*; did you mean 'random'"),
-    (
-        lambda: SynthesizerAttention(D, H, 4, source="dense", head_dim=4),
-        "source: expected sources by position beside he",
-    ),
-    (
-        lambda: short_convolution(X, X[0, :4], X[:, :2]),
-        r"initial_state: expected conv_state torch.float32 of shape .2, 3",
-    ),
+    (lambda: SynthesizerAttention(D, H, 4, source="dense", head_dim=4), "source: expected sources by position beside"),
+    (lambda: short_convolution(X, X[0, :4], X[:, :2]), r"initial_state: expected conv_state torch.float32 of shape ."),
     (lambda: DecoderBlock(D, H)(X, X[:1]), "context: expected batch 2 like x, got 1"),
-    (
-        lambda: DecoderBlock(D, H)(X[:, :B], X[:, :B], context_mask=PAIRS),
-        "context_mask: expected four axes where B = N",
-    ),
+    (lambda: DecoderBlock(D, H)(X[:, :B], X[:, :B], context_mask=PAIRS), "context_mask: expected four axes where B ="),
     # models
     (lambda: model(dropout=1.0), r"dropout: expected a number in \[0, 1\), got 1.0"),
     (lambda: model(max_length=None, positions="sinusoidal"), "max_length: expected a number beside sinusoidal"),
@@ -246,10 +214,7 @@ LAYERS = [
     (lambda: model().generate(TOKENS, 1, temperature=-1.0), "temperature: expected a number of at least 0, got -1.0"),
     (lambda: model().generate(TOKENS, 1, top_k=0), "top_k: expected an integer of at least 1, got 0"),
     (lambda: model().generate(TOKENS, 1, stop=5), "stop: expected an index in 0..4, got 5"),
-    (
-        lambda: model().generate(TOKENS, 1, key_padding_mask=TOKENS == 0),
-        "key_padding_mask: expected a token in each row",
-    ),
+    (lambda: model().generate(TOKENS, 1, key_padding_mask=TOKENS == 0), "key_padding_mask: expected a token in each"),
     (
         lambda: LanguageModel(5, D, H, 1, max_length=4, layer=partial(SynthesizerAttention, max_length=4)).new_caches(),
         "layer: expected one with `new_cache`, to decode token by token, got SynthesizerAttention",
@@ -260,16 +225,10 @@ LAYERS = [
     (lambda: translator(cross={"layer": InductionHeads}), "cross: expected a MultiheadAttention, .*Induc", TypeError),
     (lambda: translator()(TOKENS, TOKENS.repeat(2, 1)), "target: expected batch 1 like the source, got shape"),
     (lambda: translator()(TOKENS, TOKENS.repeat(1, 5)), "target: expected at most 12 positions, got 15"),
-    (
-        lambda: translator()(TOKENS, TOKENS, PAIRS),
-        r"source_mask: expected a boolean tensor of shape \(1, 3\) like source",
-    ),
+    (lambda: translator()(TOKENS, TOKENS, PAIRS), r"source_mask: expected a boolean tensor of shape \(1, 3\) like so"),
     (lambda: translator().generate(TOKENS, start=11, stop=2), "start: expected an index in 0..10, got 11"),
     (lambda: translator().generate(TOKENS, start=1, stop=2, max_length=13), "max_length: expected at most 12 posi"),
-    (
-        lambda: VisionTransformer(8, 3, D, H, 1, num_classes=2),
-        "patch_size: expected a divisor of image_size = 8, got 3",
-    ),
+    (lambda: VisionTransformer(8, 3, D, H, 1, num_classes=2), "patch_size: expected a divisor of image_size = 8, got"),
     (lambda: VisionTransformer(8, 4, D, H, 1, num_classes=2)(X), r"images: expected shape \(B, 3, 8, 8\) with B >= 1"),
 ]
 
@@ -277,3 +236,30 @@ LAYERS = [
 @refusals(LAYERS)
 def test_layers_and_models(refused):
     refused()
+
+
+# -------------------------------------------------------------------------------------------------------- unknown names
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "meant"),
+    [
+        ("rope", MECHANISMS, "rotary"), ("RoPE", MECHANISMS, "rotary"), ("sliding_window", MECHANISMS, "window"),
+        ("performer", MECHANISMS, "favor"), ("FAVOR+", MECHANISMS, "favor"), ("GLA", MECHANISMS, "gla"),
+        ("softmax-attention", MECHANISMS, "softmax"), ("sofmax", MECHANISMS, "softmax"),
+        ("sdpa", MECHANISMS, "softmax"),
+        ("deltanet", MECHANISMS, "delta"), ("gated deltanet", MECHANISMS, "gated-delta"),
+        ("top_k", MECHANISMS, "top-k"),
+        ("trained", PROJECTIONS, "learned"), ("gram-schmidt", DRAWS, "gram_schmidt"), ("qr", DRAWS, "haar"),
+        ("gaussian", FEATURE_DRAWS, "iid"), ("zzzz", MECHANISMS, None), ("", MECHANISMS, None), (3, MECHANISMS, None),
+    ],
+)  # fmt: skip
+def test_the_nearest_name(asked, known, meant):
+    assert nearest(asked, known) == meant
+
+
+def test_each_alias_leads_to_a_known_name_and_is_none_itself():
+    named = {*MECHANISMS, *PROJECTIONS, *DRAWS, *FEATURE_DRAWS, "fast", "reference", "sinusoidal", "mqar", "recall"}
+    named |= {"positive", "rff"}
+    assert {name for names in ALIASES.values() for name in names} <= named
+    assert not any(one in ALIASES[one] for one in ALIASES)

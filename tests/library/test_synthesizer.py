@@ -148,11 +148,3 @@ def test_half_precision_is_computed_in_float32(case):
     assert weights.dtype == torch.float32
     assert (weights.sum(-1) - 1).abs().max() < 1e-6
     assert module(x).dtype == torch.bfloat16
-
-
-def test_scores_beyond_half_precision():
-    """Products of about 300 by 300 are 90,000, which float16 cannot hold."""
-    module, x = layer("dot-product", dtype=torch.float16), 300 * draw(2, 9, D, dtype=torch.float16)
-    y = module(x.requires_grad_())
-    assert y.isfinite().all()
-    assert torch.autograd.grad(y.float().sum(), x)[0].isfinite().all()

@@ -94,13 +94,6 @@ def test_correlation_of_fixed_lengths():
     assert not laws.rejects(found, laws.fixed_length_correlation(2, math.sqrt(2), 2.25))
 
 
-@pytest.mark.parametrize("features", ["gerf", "saderf", "aderf", "sderf"])
-@pytest.mark.parametrize("draw", [laws.unit_norm_rows, laws.root_norm_rows])
-def test_fixed_lengths_with_dense_features(draw, features):
-    x, y = laws.pairs(24, 8, 2.0, generator=generator(1))
-    assert laws.rejects(laws.unbiasedness(features, draw, x, y, m=8, count=2000, generator=generator()))
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_signs_are_caught(direction):
     """With each row beside its opposite, the variance is lower: along the diagonal the bias is only 3.5 %."""

@@ -1,11 +1,11 @@
 """The variance of random features: closed forms compared with quadrature, draws and each other; fitted features."""
 
-from math import exp, log, pi, sqrt
+from math import log, pi, sqrt
 
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, optimize, special, stats
+from scipy import optimize
 from seeded import generator
 
 from ortho.attention.linear.dense_features import DenseParameters, isotropic
@@ -90,12 +90,6 @@ def test_dense_moments_of_all_pairs():
     assert float(dense) == pytest.approx(variance.log_moment(9.0, 64, -0.1), abs=1e-11)  # 64 terms of about 1
 
 
-def test_log_variances():
-    moments = torch.tensor([1e-3, 1.0, 800.0], dtype=F64)
-    expected = [log(exp(1e-3) - 1), log(exp(1) - 1), 800.0]
-    assert variance.log_variances(moments).tolist() == pytest.approx(expected, rel=1e-12)
-
-
 # At |z|^2 = 1/2 the third moment of f^2 gives the mean of 200,000 rows a skewness of 0.05, so that it is normal.
 ROWS, SMALL = 200_000, 0.5
 
@@ -133,33 +127,6 @@ def test_covariance_of_orthogonal_rows(kind, K):
     assert abs(orthogonal.deviation(exact)) < SIGMAS
     assert abs(independent.deviation(0.0)) < SIGMAS
     assert abs(orthogonal.deviation(0.0)) > 2 * SIGMAS
-
-
-def test_pairs():
-    for m in range(1, 12):
-        blocks = [row // 4 for row in range(m)]
-        expected = sum(blocks[i] == blocks[j] for i in range(m) for j in range(m) if i != j)
-        assert variance.same_block_pairs(m, 4) == expected
-
-
-@pytest.mark.parametrize("K", [1, 2, 7, 16, 64])
-@pytest.mark.parametrize("square", [0.1, 2.0, 20.0])
-def test_covariance_is_an_integral(K, square):
-    """Over the squared length chi^2(2K) of a sum of two rows; for positive features also a mean over a Poisson law."""
-    for kind, t in (("positive", square), ("rff", -square)):
-        law = stats.chi2(2 * K)
-        value, _ = integrate.quad(
-            lambda s, t=t, law=law: law.pdf(s) * special.hyp0f1(K / 2, s * t / 4), 0, law.isf(1e-25) + 40 * square,
-            epsabs=1e-14, epsrel=1e-11, limit=500,
-        )  # fmt: skip
-        expected = exp(-t) * value - 1
-        # rel. 1e-11 of an integrand of at most 1 for the cosines, which e^-t magnifies, and near e^t for the others
-        tolerance = 1e-10 * max(exp(-t), 1)
-        assert variance.orthogonal_covariance(kind, square, K) == pytest.approx(expected, abs=tolerance)
-    k = np.arange(400)
-    shares = np.cumprod([1, *((K + i) / (K + 2 * i) for i in k[:-1])])  # (K)_k / (2^k (K/2)_k)
-    poisson = -stats.poisson(square).pmf(k) @ (1 - shares)
-    assert variance.orthogonal_covariance("positive", square, K) == pytest.approx(poisson, rel=1e-9)
 
 
 def test_gain():
@@ -200,20 +167,6 @@ def test_performers_bound():
         variance.squared_error("positive", square, K, K),
     )
     assert (plain - bound) / (plain - exact) == pytest.approx(1, rel=2 * square)
-
-
-@pytest.mark.parametrize("K", [1, 8, 64])
-def test_optimum(K):
-    for square in (0.3, 4.0, 40.0):
-        best = optimize.minimize_scalar(
-            lambda a, square=square: variance.log_moment(square, K, a), bounds=(-5 * square / K - 1, 0.12),
-            method="bounded", options={"xatol": 1e-12},
-        )  # fmt: skip
-        a = variance.pair_optimum(square, K)
-        assert variance.log_moment(square, K, a) <= best.fun + 1e-12
-        assert a == pytest.approx(best.x, rel=1e-5, abs=1e-7)  # where the minimum is flat to rounding
-        assert variance.log_gain(square, K) > variance.log_gain(square, K, a / 2) > 0
-        assert variance.log_gain(square, K, 0.0) == 0
 
 
 def test_log_gain():
