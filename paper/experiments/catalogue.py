@@ -1,10 +1,10 @@
-"""All experiments, each a module's measurement (`Parts`)."""
+"""All experiments, each a module's measurement."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from types import ModuleType
+from typing import Any
 
-from paper.experiments.engine.records import Case
+from paper.experiments import speed
 from paper.experiments.engine.runner import Experiment
 from paper.experiments.learning import (
     copying,
@@ -36,8 +36,6 @@ from paper.experiments.speed import (
     value_gradient,
     whole_models,
 )
-
-Cases = Callable[[str], list[Case]]
 
 TITLES = {
     "training-step": "forward, backward and optimiser of the layer and the block, learned, frozen and stopped q and k",
@@ -77,37 +75,13 @@ TITLES = {
 }
 
 
-@runtime_checkable
-class Parts(Protocol):
-    """A module with a measurement `run`; `VERSION`, `cases`, `smoke_case` and `label` are optional."""
-
-    @property
-    def run(self) -> Callable[..., dict[str, Any]]: ...
-
-
-def _parts(module: Parts) -> dict[str, Any]:
-    """The fields of an `Experiment` that a module has."""
-    names = {name: name for name in ("cases", "run", "smoke_case", "label")}
-    names |= {"version": "VERSION"}
-    return {field: getattr(module, name) for field, name in names.items() if hasattr(module, name)}
-
-
-def _experiment(name: str, module: Parts, **own: Any) -> Experiment:
-    """An experiment from a module's measurement; the fields in `own` replace those of the module."""
-    return Experiment(name, TITLES[name], **{**_parts(module), **own})
-
-
-def _timing(name: str, module: Parts, **own: Any) -> Experiment:
-    return _experiment(name, module, is_timing=True, **own)
-
-
-def _heads(name: str, cases: Cases, arms: tuple[str, ...]) -> Experiment:
-    return _timing(name, training_step, cases=cases, **heads.timed(arms))
-
-
-def _training(name: str, module: Parts, **own: Any) -> Experiment:
-    """An experiment that trains models by `fitting.fit`."""
-    return _experiment(name, module, **{"smoke_case": fitting.smoke_case, **_parts(module), **own})
+def _experiment(name: str, module: ModuleType, **own: Any) -> Experiment:
+    """The experiment of a module, which has `cases`, `run`, `label`, `smoke_case` and VERSION, or some of them; the
+    fields in `own` replace those of the module. What lies in `speed` is a timing."""
+    fields = ("cases", "run", "label", "smoke_case")
+    found = {field: getattr(module, field) for field in fields if hasattr(module, field)}
+    known = {"version": getattr(module, "VERSION", 1), "is_timing": module.__name__.startswith(f"{speed.__name__}.")}
+    return Experiment(name, TITLES[name], **{"smoke_case": fitting.smoke_case, **known, **found, **own})
 
 
 _STUDIES = (studies.RECALL_STUDY, studies.PARITY_STUDY, studies.PERMUTATIONS_STUDY, studies.FLIP_FLOP_STUDY)
@@ -115,39 +89,39 @@ _STUDIES = (studies.RECALL_STUDY, studies.PARITY_STUDY, studies.PERMUTATIONS_STU
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        _timing("training-step", training_step),
-        _timing("inference", inference),
-        _timing("attention-speed", attention),
-        _timing("memory-speed", attention, cases=attention.memory_cases),
-        _timing("pattern-speed", attention, cases=attention.pattern_cases),
-        _timing("flash-speed", attention, cases=attention.flash_cases),
-        _timing("decode-speed", decoding),
-        _timing("whole-models", whole_models),
-        _timing("generation", generation),
-        _timing("recomputation-speed", recomputation),
-        _timing("exchanged-speed", value_gradient),
-        _timing("projection-speed", projections),
-        _heads("heads-speed", heads.cases, heads.ARMS),
-        _heads("induction-speed", heads.retrieving_cases, heads.RETRIEVING),
+        _experiment("training-step", training_step),
+        _experiment("inference", inference),
+        _experiment("attention-speed", attention),
+        _experiment("memory-speed", attention, cases=attention.memory_cases),
+        _experiment("pattern-speed", attention, cases=attention.pattern_cases),
+        _experiment("flash-speed", attention, cases=attention.flash_cases),
+        _experiment("decode-speed", decoding),
+        _experiment("whole-models", whole_models),
+        _experiment("generation", generation),
+        _experiment("recomputation-speed", recomputation),
+        _experiment("exchanged-speed", value_gradient),
+        _experiment("projection-speed", projections),
+        _experiment("heads-speed", training_step, cases=heads.cases, run=heads.run),
+        _experiment("induction-speed", training_step, cases=heads.retrieving_cases, run=heads.retrieving_run),
         *map(study.experiment, _STUDIES),
         _experiment("depth", depth),
-        _training("bytes", language, cases=language.of_equal_flop),
-        _training("bytes-parameters", language, cases=language.of_equal_parameters),
-        _training("bytes-budgets", language, cases=language.of_budgets),
-        _training("bytes-little", language, cases=language.of_little_text),
+        _experiment("bytes", language, cases=language.of_equal_flop),
+        _experiment("bytes-parameters", language, cases=language.of_equal_parameters),
+        _experiment("bytes-budgets", language, cases=language.of_budgets),
+        _experiment("bytes-little", language, cases=language.of_little_text),
         _experiment("ladder", ladder),
         _experiment("ladder-selective", ladder, cases=ladder.selective_cases),
         _experiment("ladder-others", ladder, cases=ladder.other_cases),
         _experiment("copying", copying),
         _experiment("ladder-tables", ladder_tables),
         _experiment("retrieval", retrieval),
-        _timing("bytes-speed", language_models),
-        _timing("ladder-speed", language_models, cases=language_models.ladder_cases),
-        _training("synthetic", synthetic),
-        _training("images", images),
-        _training("fine-tuning", fine_tuning),
-        _training("translation", translating, cases=partial(translating.cases, "translation")),
-        _training("transduction", translating, cases=partial(translating.cases, "transduction")),
+        _experiment("bytes-speed", language_models),
+        _experiment("ladder-speed", language_models, cases=language_models.ladder_cases),
+        _experiment("synthetic", synthetic),
+        _experiment("images", images),
+        _experiment("fine-tuning", fine_tuning),
+        _experiment("translation", translating, cases=partial(translating.cases, "translation")),
+        _experiment("transduction", translating, cases=partial(translating.cases, "transduction")),
         _experiment("translation-budgets", translation_budgets),
         _experiment("pruning", pruning),
     )

@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(name, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         run(case, checkpoint=tmp_path / "run.pt")
     assert without_seconds(run(case, checkpoint=tmp_path / "run.pt")) == whole
-    assert made == [*range(first), 0, 1, 2, 2, 3], "two steps were not made again"
+    assert made == [*range(first), 0, 1, 2, *range(first), 2, 3], "two steps were not made again"
 
 
 @every_experiment

@@ -8,7 +8,6 @@ stage and after the second: this shows what is learnt, and what is forgotten.
 """
 
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from ortho.adapters.conversion import freeze_qk
 from ortho.checks import one_of
 from ortho.layers.multihead import MultiheadAttention
 from ortho.models.language_model import LanguageModel
-from paper.experiments.engine.records import Case, Record, key
+from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
 from paper.experiments.learning.analysis import Measures
 from paper.experiments.learning.arms import baseline
@@ -30,7 +29,6 @@ from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Decision
 from paper.tasks import text
 from paper.tasks.task import Task
-from paper.training import checkpoints
 
 SIZES: dict[str, dict[str, int]] = {
     "cpu": {"B": 8, "N": 128, "d": 64, "H": 4, "L": 2, "first_steps": 600, "steps": 300, "tested": 128},
@@ -95,8 +93,8 @@ def cases(device: str) -> list[Case]:
 
 
 def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
-    """Train a model on the first text, or take the one that an earlier arm of the seed has left beside the
-    `checkpoint`; train it on the second, and test it. A run that was killed goes on from where it was.
+    """Train a model on the first text, then on the second, and test it. A run that was killed goes on from its
+    `checkpoint` of the second stage; the first one is made again.
 
     Raises AssertionError if the trained model's fast form does not compute what its definition does.
     """
@@ -105,7 +103,7 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     old, new = tasks(case["N"])
     model = build(case, draws["scratch" if case["arm"] == SCRATCH else "weights"])
     if case["arm"] != SCRATCH:
-        pretrain(model, old, case, draws["first training"], beside=checkpoint)
+        pretrain(model, old, case, draws["first training"])
     found = {f"{name}, before": values for name, values in tested(model, case, draws["tests"]).items()}
     ARMS[case["arm"]](model, draws["redrawn"])
     recipe = fitting.recipe(case)
@@ -116,29 +114,10 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     return {"seeds": seeds, "repetitions": found, "facts": {**learnt, "texts": texts}}
 
 
-def pretrain(
-    model: LanguageModel, task: Task, case: Case, generator: torch.Generator, *, beside: Path | None = None
-) -> None:
-    """The first stage, which is the same for all arms of a seed: the trained weights are put into the model.
-
-    If there is a file `beside`, the weights are kept in a file of this stage in its folder; so is the state of their
-    training, for a run that is killed.
-    """
-    left_out = ("arm", "rate", "steps", "tested")
-    stage = key({name: value for name, value in case.items() if name not in left_out and "decision" not in name})
-    name = f"first-{zlib.crc32(stage.encode()):08x}.pt"
-    file = None if beside is None else beside.with_name(name)
-    identity = f"first stage {stage}"
-    stored = None if file is None else checkpoints.load(file, identity)
-    if stored is None:
-        first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
-        draws = {"training": generator, "dropout": generator}
-        recipe = fitting.recipe(first)
-        fitting.fit(model, task, recipe, first, draws, checkpoint=file, run=f"{identity}, on the way")
-        stored = {name: weight.cpu() for name, weight in model.state_dict().items()}
-        if file is not None:
-            checkpoints.save(file, stored, identity)
-    model.load_state_dict(stored)
+def pretrain(model: LanguageModel, task: Task, case: Case, generator: torch.Generator) -> None:
+    """The first stage, which is the same for all arms of a seed: the model is trained in place."""
+    first = {**case, "steps": case["first_steps"], "rate": case["first_rate"]}
+    fitting.fit(model, task, fitting.recipe(first), first, {"training": generator, "dropout": generator})
     model.zero_grad()  # else gradients of what the second stage does not train would stay, and count in clipping
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho.checks import describe, positive_int
+from ortho.checks import positive_int
 from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import rates
@@ -31,15 +31,6 @@ TOKENS = 2**15  # of a test batch
 QUANTITIES = ("correct_fraction", "faultless_fraction", "loss_nats")
 # The sizes of the shortest case in which each part still happens: training with its looks, and tests.
 SHORT = {"steps": 50, "first_steps": 50, "tested": 32, "looked": 16, "inputs": 8}
-
-
-def not_negative(name: str, value: Any) -> int:
-    """`value` if it is an integer of at least 0, else TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an integer of at least 0, got {describe(value)}")
-    if value < 0:
-        raise ValueError(f"{name}: expected an integer of at least 0, got {value}")
-    return value
 
 
 def sizes(known: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
@@ -138,13 +129,12 @@ def fit(
     looks: int = 0,
     keep_best: bool = False,
     checkpoint: Path | None = None,
-    run: str | None = None,
 ) -> dict[str, Any]:
     """Train a model in place; returns the `facts` about the training.
 
     Batches are drawn from `draws["training"]`, dropout from `draws["dropout"]`. There are `looks` evenly spaced looks
     at the validation part, the last one after the last step; with `keep_best` the final weights are those of the best
-    look. A run that was killed goes on from its `checkpoint`, if that is of the same `run`, by default this case.
+    look. A run that was killed goes on from its `checkpoint`.
     """
 
     def watch(step: int) -> dict[str, Any]:
@@ -163,7 +153,7 @@ def fit(
             watch=watch,
             keep_best="loss_nats" if keep_best else None,
             checkpoint=checkpoint,
-            identity=records.key(case) if run is None else run,
+            identity=records.key(case),
         )
         trainer.run()
     return facts(trainer)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ortho.checks import one_of, positive_int, probability
+from ortho.checks import one_of
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import budgets, fitting, ladder_analysis, rates
 from paper.experiments.learning.budgets import WARM_UP
@@ -86,20 +86,17 @@ def case(
     Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for an H other than the
     number of the arm's heads, and for a budget that is not a power of two.
     """
-    size = {**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}
-    if unknown := set(sizes) - set(size):
-        raise TypeError(f"sizes: expected some of {', '.join(size)}, got {', '.join(sorted(unknown))}")
-    size = {key: positive_int(key, value) for key, value in {**size, **sizes}.items()}
+    size = fitting.sizes({**SIZES[one_of("text", text, TEXTS)], **MODEL, "base": BASE}, sizes)
     if (heads := ARMS[one_of("arm", arm, ARMS)].num_heads) != size["H"]:
         raise ValueError(f"H: expected {heads}, the heads of the arm {arm!r}, got {size['H']}")
     return {
         "device": one_of("device", device, fitting.DEVICES),
         "text": text,
         "arm": arm,
-        "convolution": fitting.not_negative("convolution", convolution),
+        "convolution": convolution,
         "budget": budgets.checked_budget(budget),
-        "seed": fitting.not_negative("seed", seed),
-        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else probability("rate", rate),
+        "seed": seed,
+        "rate": rates.tried(TRIED, size["d"])[0] if rate is None else rate,
         **size,
         "d_ff": 4 * size["d"],
         "validated": VALIDATED,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortho.checks import expect, one_of
+from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.learning import analysis, fitting, rates
@@ -58,14 +58,9 @@ def case(
     FLOPs, by more or fewer steps; trained parameters, by wider feed-forward networks; or steps. `limit` is the number
     of bytes to train on, 0 for all.
 
-    Raises TypeError or ValueError for unknown names, for sizes that are not integers above 0, for negative seeds and
-    limits, and for a rate or a dropout outside [0, 1).
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
     B, N, d, H, L, steps, tested = fitting.sizes(SIZES[one_of("device", device, SIZES)], sizes).values()
-    for name, number in (("seed", seed), ("limit", limit)):
-        fitting.not_negative(name, number)
-    for name, part in (("rate", rate or 0.0), ("dropout", dropout)):
-        expect(0 <= part < 1, name, "a number of at least 0 and below 1", part)
     known = arms(H, N)
     chosen, like, width = known[one_of("arm", arm, known)], baseline(H, N), 4 * d
     if one_of("matched", matched, MATCHED) == "flop":

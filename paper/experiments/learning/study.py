@@ -2,8 +2,7 @@
 
 A case is one model: one arm, one seed. Every arm of a study has the same width, depth, batches, steps and schedule,
 unless the study says otherwise, and its learning rate is chosen from those `tried` (`rates`). Runs share no random
-numbers, so that those of two arms are independent samples, unless the study pairs them by seed (`paired`): then the
-arms of a seed see the same batches.
+numbers, so that those of two arms are independent samples.
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ortho.checks import describe, one_of
+from ortho.checks import one_of
 from ortho.models.language_model import LanguageModel
 from paper.experiments.engine.records import Case
 from paper.experiments.engine.runner import Experiment
@@ -33,8 +32,7 @@ class Study:
 
     `arms` are `LanguageModel`'s arguments besides the sizes d, H, L; an arm may set `num_heads` for another H. `tried`
     are the learning rates to choose from. Tests have `tested` examples. There are `looks` evenly spaced looks at the
-    validation part, each at as many examples. Matrices shrink by `weight_decay` (`Recipe`). With `paired` the arms of a
-    seed see the same batches and tests.
+    validation part, each at as many examples.
     """
 
     name: str
@@ -50,8 +48,6 @@ class Study:
     tested: int = 256  # sequences a test
     looks: int = 0
     seeds: tuple[int, ...] = SEEDS  # of the runs that count
-    weight_decay: float = 0.0
-    paired: bool = False
 
 
 def case(
@@ -65,17 +61,14 @@ def case(
 ) -> Case:
     """One run of a study: an arm, a seed, a learning rate; `sizes` (steps, B, tested) are the study's by default.
 
-    Raises TypeError or ValueError for unknown names, a negative seed, and sizes and rates that are not positive.
+    Raises TypeError or ValueError for unknown names, and for sizes that are not integers above 0.
     """
-    rate = study.tried[0] if rate is None else rate
-    if not isinstance(rate, float) or not 0 < rate < 1:
-        raise ValueError(f"rate: expected a number in (0, 1), got {describe(rate)}")
     size = fitting.sizes({"steps": study.steps, "B": study.B, "tested": study.tested}, sizes)
     return {
         "device": one_of("device", device, fitting.DEVICES),
         "arm": one_of("arm", arm, study.arms),
-        "seed": fitting.not_negative("seed", seed),
-        "rate": rate,
+        "seed": seed,
+        "rate": study.tried[0] if rate is None else rate,
         "steps": size["steps"],
         "B": size["B"],
         "N": study.task.longest,
@@ -104,7 +97,7 @@ def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str
         seeds_of(study, case),
         study.task,
         partial(build, study, case),
-        weight_decay=study.weight_decay,
+        weight_decay=0.0,
         looks=study.looks,
         checkpoint=checkpoint,
         facts={"arm": plain(study.arms[case["arm"]])},
@@ -112,12 +105,9 @@ def run(study: Study, case: Case, *, checkpoint: Path | None = None) -> dict[str
 
 
 def seeds_of(study: Study, case: Case) -> dict[str, int]:
-    """Seeds of a run: hashes of what is drawn and of the run's study, arm, seed and rate. If runs are paired, arm and
-    rate count only for the weights and for dropout."""
+    """Seeds of a run: hashes of what is drawn and of the run's study, arm, seed and rate."""
     own = (study.name, case["arm"], case["seed"], case["rate"])
-    shared = (study.name, case["seed"]) if study.paired else own
-    parts = {"weights": own, "training": shared, "tests": shared, "checks": shared, "dropout": own}
-    return fitting.seeds_of(parts)
+    return fitting.seeds_of(dict.fromkeys(("weights", "training", "tests", "checks", "dropout"), own))
 
 
 def build(study: Study, case: Case, generator: torch.Generator) -> LanguageModel:

@@ -70,7 +70,7 @@ def case(name: str, arm: str, seed: int = TUNING, rate: float = TRIED[0], *, dev
         "device": device,
         "task": name,
         "arm": one_of("arm", arm, arms(size["H"], task(name).longest)),
-        "seed": fitting.not_negative("seed", seed),
+        "seed": seed,
         "rate": rate,
         "N": task(name).longest,
         **size,

@@ -61,6 +61,9 @@ def run(case: Case, seconds: float | None = None, *, arms: Sequence[str] = ARMS)
     return training_step.compare(case, arms, build, declared, seconds)
 
 
+retrieving_run = partial(run, arms=RETRIEVING)
+
+
 def build(case: Case, arm: str) -> nn.Module:
     """The layer or block of an arm. Weights are drawn on the CPU in float32, so that every device has the same."""
     if arm == STANDARD:
@@ -90,11 +93,3 @@ def speedups(records: Iterable[Record]) -> list[Row]:
     bound that an arm reaches, forward and backward."""
     found = training_step.speedups(records, declared)
     return [row | {"share": row["speedup"][1] / row["bound"]} for row in found]
-
-
-def timed(arms: Sequence[str]) -> dict[str, Any]:
-    """The parts of the experiment that times these arms."""
-    return {
-        "run": partial(run, arms=arms),
-        "label": training_step.label,
-    }
