@@ -1,7 +1,7 @@
 """The mean difference between two arms whose runs are paired by seed.
 
-For up to `ENUMERATED` pairs nothing is drawn at random: all resamples of a bootstrap are enumerated, and each is
-weighted by how often it would be drawn. For three pairs, too few for that, there is Student's interval.
+Nothing is drawn at random: all resamples of a bootstrap are enumerated, and each is weighted by how often it would be
+drawn. For three pairs, too few for that, there is Student's interval.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ortho.checks import expect
 from paper.experiments.statistics import Interval, student
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-ENUMERATED = 10  # up to this many pairs all resamples are taken: 92,378 distinct ones for ten
-DRAWN = 100_000  # resamples, if there are more pairs than that
+MOST = 10  # pairs, which have 92,378 distinct resamples
 
 
 class Difference(NamedTuple):
@@ -30,25 +28,22 @@ class Difference(NamedTuple):
     interval: Interval
 
 
-def paired_difference(
-    a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95, generator: torch.Generator | None = None
-) -> Difference:
+def paired_difference(a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95) -> Difference:
     """The mean of a - b, for runs paired by seed, with its expanded percentile interval over resampled pairs.
 
     The quantiles of the bootstrap's means are taken so far out that the interval equals Student's if the means are
-    normal (the expanded percentile interval: Hesterberg 2015, doi 10.1080/00031305.2015.1089789). For up to
-    `ENUMERATED` pairs, each resample is weighted by how often it occurs among the n^n; for more pairs, `DRAWN`
-    resamples are drawn (`generator`, seed 0 by default).
+    normal (the expanded percentile interval: Hesterberg 2015, doi 10.1080/00031305.2015.1089789). Each resample is
+    weighted by how often it occurs among the n^n.
 
     At a confidence of 95 %, with five pairs or with ten, the interval covers the mean at least 9 times in 10 for normal
     differences, and 17 times in 20 for exponential ones; when it misses the latter, it mostly ends too early towards
     their long tail. The mean of a resample never lies outside the range of the differences. With five pairs, a finite
     interval therefore covers at most 15 times in 16, even for symmetric differences. If the quantile is rarer than the
-    rarest resample, both ends are infinite. Raises ValueError unless a and b hold the same number of finite values, at
-    least two.
+    rarest resample, both ends are infinite. Raises ValueError unless a and b hold the same number of finite values, 2
+    to `MOST`.
     """
     differences = _differences(a, b)
-    counts, shares = resamples(len(differences), generator)
+    counts, shares = resamples(len(differences))
     tail = expanded_tail(len(differences), confidence)
     mean = float(differences.mean())
     if tail < shares.min():
@@ -81,21 +76,10 @@ def expanded_tail(n: int, confidence: float) -> float:
     return NormalDist().cdf(-sqrt(n / (n - 1)) * student(confidence, n - 1))
 
 
-def resamples(n: int, generator: torch.Generator | None = None) -> tuple[Array, Array]:
-    """How often each resample holds each of n values, (S, n), and the share of each resample among the n^n, (S,).
-
-    Up to `ENUMERATED` values these are all distinct resamples, else `DRAWN` random ones.
-    """
-    if n <= ENUMERATED:
-        return _all_resamples(n)
-    generator = generator or torch.Generator().manual_seed(0)
-    taken = torch.randint(n, (DRAWN, n), generator=generator)
-    counts = torch.zeros(DRAWN, n, dtype=torch.float64).scatter_add_(1, taken, torch.ones_like(taken).double())
-    return counts.numpy(), np.full(DRAWN, 1 / DRAWN)
-
-
 @lru_cache
-def _all_resamples(n: int) -> tuple[Array, Array]:
+def resamples(n: int) -> tuple[Array, Array]:
+    """How often each distinct resample holds each of n values, (S, n), and its share among the n^n resamples, (S,)."""
+    expect(n <= MOST, "a, b", f"at most {MOST} pairs", n)
     # n stars between n - 1 bars; the stars between two bars count how often one value is drawn.
     bars = np.array(list(combinations(range(2 * n - 1), n - 1)))
     edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, 2 * n - 1)))

@@ -11,7 +11,6 @@ import torch
 from scipy import optimize, stats
 from seeded import SIGMAS, generator
 
-from paper.experiments import resampling
 from paper.experiments.resampling import expanded_tail, paired_difference, resamples, student_difference
 from paper.experiments.statistics import (
     OUTCOMES,
@@ -154,21 +153,6 @@ def test_an_interval_by_hand():
     found = paired_difference([1, 2, 3, 8], [1, 2, 2, 4], confidence=confidence)
     assert found == (1.25, (0, 3))
     assert paired_difference([1, 2, 2, 4], [1, 2, 3, 8], confidence=confidence) == (-1.25, (-3, 0))
-
-
-def test_where_the_bootstrap_is_normal_the_interval_is_students():
-    """The means of 200 differences are so nearly normal that the interval's half-width is t s / sqrt(n), up to the
-    noise of 100,000 draws. A quantile at the tail p has the standard error sqrt(p / draws) over the density. This is
-    below 1 % of the half-width here, and 4.42 standard errors are allowed."""
-    n, confidence = 200, 0.95
-    d = torch.randn(n, generator=generator(), dtype=torch.float64).numpy()
-    mean, (low, high) = paired_difference(d.tolist(), [0] * n, confidence=confidence)
-    half = student(confidence, n - 1) * d.std(ddof=1) / math.sqrt(n)
-    z = half * math.sqrt(n) / d.std()
-    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    error = math.sqrt(expanded_tail(n, confidence) / resampling.DRAWN) / density * d.std() / math.sqrt(n)
-    assert error < 0.01 * half
-    assert (low, high) == pytest.approx((mean - half, mean + half), abs=SIGMAS * error)
 
 
 @pytest.mark.parametrize("of_parts", [0.0, 3.0])

@@ -4,7 +4,7 @@ import copy
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from paper.experiments.engine import records
 from paper.experiments.engine.records import Case
 from paper.experiments.learning import rates
 from paper.experiments.learning.rates import TUNING
-from paper.experiments.speed.benchmark import assert_close
+from paper.experiments.speed.benchmark import assert_close, defined
 from paper.tasks.task import NONE, Batch, Draw, Task, check_answers
 from paper.training import Recipe, Trainer
 
@@ -214,8 +214,5 @@ def check_forms(model: nn.Module, task: Task, generator: torch.Generator) -> Non
     if len(inputs) == 1 and inputs[0].dim() == 2:
         inputs = [inputs[0][:, :CHECKED_LENGTH]]
     fast = copy.deepcopy(model).cpu().double()
-    exact = copy.deepcopy(fast)
-    for part in exact.modules():
-        if hasattr(part, "form"):
-            cast(Any, part).form = "reference"
+    exact = defined(fast)
     assert_close("fast form", fast(*inputs), exact(*inputs), TOLERANCE)

@@ -5,6 +5,7 @@ in each repetition, in an order drawn anew: a drift of the machine affects all o
 repetitions.
 """
 
+import copy
 import gc
 import math
 import random
@@ -12,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,15 @@ def results(
             raise AssertionError(f"{name}: there is none")
     module.zero_grad(set_to_none=True)
     return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def defined(module: nn.Module) -> nn.Module:
+    """A copy of a module whose attention computes as its definition reads."""
+    exact = copy.deepcopy(module)
+    for part in exact.modules():
+        if hasattr(part, "form"):
+            cast(Any, part).form = "reference"
+    return exact
 
 
 def reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ functions that read records take these variants and their closed forms.
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -163,10 +163,7 @@ def check(case: Case, variant: str, module: nn.Module, declared: Declared = decl
     have none.
     """
     small = {**case, "B": 1, "N": min(case["N"], CHECKED_LENGTH), "input_grad": True}
-    exact = copy.deepcopy(module).double()
-    for part in exact.modules():
-        if hasattr(part, "form"):
-            cast(Any, part).form = "reference"
+    exact = benchmark.defined(module).double()
     x, upstream = _inputs(small)
     options = {"is_causal": case["causal"]}
     want = benchmark.results(exact, exact, x.double(), upstream.double(), **options)
