@@ -5,9 +5,8 @@ bits a byte on the test part, averaged over the seeds that both arms have. Its e
 and that of the choice of the test's text, which is estimated from consecutive parts of it. The intervals include both.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import log2, sqrt
 from typing import Any, NamedTuple
 
@@ -15,12 +14,10 @@ import numpy as np
 
 from ortho.cost import Cost
 from ortho.cost import model as model_cost
-from ortho.cost.layers import added, induction_heads, layer, positional_heads
-from ortho.layers.induction import SINK
+from ortho.cost.layers import added
 from paper.experiments.devices import of_judged_devices
 from paper.experiments.engine.records import Record
-from paper.experiments.learning.ladder_arms import ALONE, ARMS, CONVOLUTION, ENDS, NEAR
-from paper.experiments.learning.ngram_heads import ngram_heads
+from paper.experiments.learning.ladder_arms import ARMS, CONVOLUTION, KINDS
 from paper.experiments.learning.rates import TUNING
 from paper.experiments.statistics import Interval, holm, student, student_below
 from paper.tasks.text import VOCAB_SIZE
@@ -158,64 +155,29 @@ def tested(ours: Mapping[int, Array], theirs: Mapping[int, Array], margin: float
     return Tested(mean, interval, student_below((mean - margin) / error, freedom), seeds)
 
 
-def compared(
-    records: Sequence[Record],
-    text: str,
-    arm: str,
-    budget: int,
-    *,
-    convolution: int = CONVOLUTION,
-    margin: float = 0.0,
-    against: str = RIVAL,
-    their_convolution: int = CONVOLUTION,
-) -> Tested | None:
-    """An arm's bits on a text minus those of another, by default learned heads; None if they have fewer than two seeds
-    in common. The convolutions' widths are those of the first and of the other."""
-    sides = ((text, arm, convolution), (text, against, their_convolution))
-    ours, theirs = (blocks(records, of, budget) for of in sides)
-    return tested(ours, theirs, margin)
+def compared(records: Sequence[Record], text: str, arm: str, budget: int) -> Tested | None:
+    """The bits on a text of an arm with the convolution minus those of learned heads; None if they have fewer than two
+    seeds in common."""
+    return _tested(records, Hypothesis("", text, arm, budget, margin=0.0))
+
+
+def _tested(records: Sequence[Record], one: Hypothesis) -> Tested | None:
+    ours, theirs = (blocks(records, (one.text, arm, one.convolution), one.budget) for arm in (one.arm, one.against))
+    return tested(ours, theirs, one.margin)
 
 
 def judged(
     records: Sequence[Record], family: Sequence[Hypothesis] = HYPOTHESES
 ) -> dict[str, tuple[Tested | None, bool]]:
     """Hypothesis -> what was found, and whether it is shown. Hypotheses that were not measured count in the family."""
-    found = {
-        one.name: compared(
-            records,
-            one.text,
-            one.arm,
-            one.budget,
-            convolution=one.convolution,
-            margin=one.margin,
-            against=one.against,
-            their_convolution=one.convolution,
-        )
-        for one in family
-    }
+    found = {one.name: _tested(records, one) for one in family}
     shown = holm([1.0 if each is None else each.chance for each in found.values()], level=LEVEL)
     return {name: (each, held) for (name, each), held in zip(found.items(), shown, strict=True)}
 
 
-COSTS: Mapping[str, Callable[..., Cost]] = {
-    "learned": partial(layer, attention="rotary"),
-    "mimetic": partial(layer, attention="rotary"),
-    "shifted": partial(layer, attention="rotary"),
-    "frozen": partial(layer, attention="rotary", projection="frozen"),
-    "induction": induction_heads,
-    "match of 2": partial(induction_heads, tokens=2, sink=SINK),
-    "match of 4": partial(induction_heads, tokens=4, sink=SINK),
-    "n-gram": ngram_heads,
-    "previous": partial(positional_heads, patterns=NEAR[:1]),
-    "near": partial(positional_heads, patterns=NEAR),
-    "ends": partial(positional_heads, patterns=ENDS),
-    "alone": partial(positional_heads, patterns=ALONE),
-}
-
-
 def layer_cost(B: int, N: int, d: int, H: int, *, arm: str, **kwargs: Any) -> Cost:
     """The closed form of an arm's attention layer, without the sums over heads of several kinds."""
-    return added(*(COSTS[kind](B, N, d, count, head_dim=d // H, **kwargs) for kind, count in ARMS[arm].heads))
+    return added(*(KINDS[kind].cost(B, N, d, count, head_dim=d // H, **kwargs) for kind, count in ARMS[arm].heads))
 
 
 def step_flop(case: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ortho.cost.layers import induction_heads, layer, positional_heads
 from ortho.layers.hybrid import HybridAttention
 from ortho.layers.induction import SINK, InductionHeads
 from ortho.layers.multihead import MultiheadAttention
@@ -16,7 +17,8 @@ from ortho.layers.positional import PositionalHeads
 from ortho.layers.short_convolution import ConvolvedAttention
 from ortho.models.language_model import LanguageModel
 from ortho.projections import LearnedProjection
-from paper.experiments.learning.ngram_heads import NgramHeads, NgramModel
+from paper.experiments.learning.kinds import Kind
+from paper.experiments.learning.ngram_heads import NgramHeads, NgramModel, ngram_heads
 from paper.experiments.learning.shifted import ShiftedKeysValues
 from paper.tasks.text import VOCAB_SIZE
 
@@ -56,22 +58,33 @@ def _shifted(
     return MultiheadAttention(d_model, num_heads, attention=shift, head_dim=head_dim, **kwargs)
 
 
-def _patterns(names: tuple[str, ...]) -> Callable[..., nn.Module]:
+def _patterns(names: tuple[str, ...]) -> Kind:
     """A head for each of these positional patterns."""
-    return partial(PositionalHeads, patterns=names)
+    return Kind(partial(PositionalHeads, patterns=names), partial(positional_heads, patterns=names))
 
 
-# Functions that make a layer of such heads, like the entries of `ortho.HEADS`.
-KINDS: Mapping[str, Callable[..., nn.Module]] = {
-    "learned": partial(MultiheadAttention, attention="rotary"),
-    "mimetic": partial(MultiheadAttention, attention="rotary", projection=MimeticProjection),
-    "shifted": _shifted,
-    "frozen": partial(MultiheadAttention, attention="rotary", projection="frozen"),
-    "induction": InductionHeads,
-    # The sink was chosen with the seed and on the part of the text that also choose the rates.
-    "match of 2": partial(InductionHeads, tokens=2, sink=SINK),
-    "match of 4": partial(InductionHeads, tokens=4, sink=SINK),
-    "n-gram": NgramHeads,
+def _rotary(make: Callable[..., nn.Module], **options: Any) -> Kind:
+    """Rotary heads that cost as much as those of `MultiheadAttention` with these options."""
+    return Kind(make, partial(layer, attention="rotary", **options))
+
+
+def _matches(tokens: int) -> Kind:
+    """Selective induction heads. The sink was chosen with the seed and on the part of the text that also choose the
+    rates."""
+    own: dict[str, Any] = {"tokens": tokens, "sink": SINK}
+    return Kind(partial(InductionHeads, **own), partial(induction_heads, **own))
+
+
+# What makes a layer of such heads, and its closed form.
+KINDS: Mapping[str, Kind] = {
+    "learned": _rotary(partial(MultiheadAttention, attention="rotary")),
+    "mimetic": _rotary(partial(MultiheadAttention, attention="rotary", projection=MimeticProjection)),
+    "shifted": _rotary(_shifted),
+    "frozen": _rotary(partial(MultiheadAttention, attention="rotary", projection="frozen"), projection="frozen"),
+    "induction": Kind(InductionHeads, induction_heads),
+    "match of 2": _matches(2),
+    "match of 4": _matches(4),
+    "n-gram": Kind(NgramHeads, ngram_heads),
     "previous": _patterns(NEAR[:1]),
     "near": _patterns(NEAR),
     "ends": _patterns(ENDS),
@@ -92,9 +105,9 @@ class Arm:
 
     def build(self, case: Mapping[str, Any], generator: torch.Generator) -> LanguageModel:
         """The untrained model of a case."""
-        layer: dict[str, Any] = {"layer": KINDS[self.heads[0][0]]}
+        layer: dict[str, Any] = {"layer": KINDS[self.heads[0][0]].make}
         if len(self.heads) > 1:
-            layer = {"layer": HybridAttention, "heads": [(KINDS[kind], count) for kind, count in self.heads]}
+            layer = {"layer": HybridAttention, "heads": [(KINDS[kind].make, count) for kind, count in self.heads]}
         if case["convolution"]:
             layer = {**layer, "layer": ConvolvedAttention, "of": layer["layer"], "kernel_size": case["convolution"]}
         sizes = (VOCAB_SIZE, case["d"], self.num_heads, case["L"])
