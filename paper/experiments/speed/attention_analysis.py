@@ -12,18 +12,17 @@ from paper.experiments.engine.records import Record
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, spelt
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
 
-Series = tuple[str, str, str, bool, str]  # device, dtype, set of arms, whether compiled twins ran beside, arm
-
+SERIES = ("device", "dtype", "arms", "compiled", "arm")  # what rows that differ only in N share
 FEWEST = 3  # lengths that are needed to say how a time grows, or where it crosses another
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and arm, the yardstick among them.
 
-    `seconds` of forward and backward, `ratio` to the yardstick and `ratio_alike` to the softmax attention that sees the
-    same keys are (q1, median, q3). The ratios are taken within repetitions, and None if there is nothing to compare
-    with. `flops_ratio` is the `ratio` to be expected from the matrix products. `peak_bytes` is the most that a call
-    takes, and `bytes_ratio` its ratio to the yardstick's.
+    `seconds` of forward and backward, and `ratio_alike` to the softmax attention that sees the same keys are (q1,
+    median, q3). The ratios are taken within repetitions, and None if there is nothing to compare with. `flops_alike` is
+    the `ratio_alike` to be expected from the matrix products. `peak_bytes` is the most that a call takes, and
+    `bytes_ratio` its ratio to the yardstick's.
     """
     found = []
     for record in records:
@@ -31,23 +30,20 @@ def rows(records: Iterable[Record]) -> list[Row]:
         for arm, own in times.items():
             if not known(arm):
                 continue
-            row = row_of(record, arm=arm, repetitions=len(own), seconds=quartiles(own))
-            row["ratio"], row["ratio_alike"] = (
-                ratio(own, times[other]) if other in times else None for other in (YARDSTICK, alike(arm))
-            )
-            row["flops_ratio"] = _flops(case, arm) / _flops(case, YARDSTICK)
+            row, like = row_of(record, arm=arm, seconds=quartiles(own)), alike(arm)
+            row["ratio_alike"] = ratio(own, times[like]) if like in times else None
+            row["flops_alike"] = _flops(case, arm) / _flops(case, like)
             row["peak_bytes"], whole = (facts.get(name, {}).get("peak_bytes") for name in (arm, YARDSTICK))
             row["bytes_ratio"] = row["peak_bytes"] / whole if row["peak_bytes"] and whole else None
             found.append(row)
     return found
 
 
-def series(found: Iterable[Row]) -> dict[Series, list[Row]]:
-    """Groups of rows that differ only in N, in the order of N."""
-    groups: dict[Series, list[Row]] = {}
+def series(found: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Groups of rows that share `SERIES`, in the order of N."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in sorted(found, key=lambda row: int(row["N"])):
-        key = (row["device"], row["dtype"], row["arms"], row["compiled"], row["arm"])
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(tuple(row[name] for name in SERIES), []).append(row)
     return groups
 
 
@@ -67,17 +63,9 @@ def curves(records: Iterable[Record], arms: str = "main") -> dict[str, dict[str,
 
 def beside_alike(records: Iterable[Record], arms: str) -> list[Row]:
     """The rows of a set's mechanisms that ran beside the softmax attention that sees the same keys, without the rows of
-    that attention. `flops_alike` is the `ratio_alike` to be expected from the matrix products."""
-    found = []
-    for lines in curves(records, arms).values():
-        flops = {(arm, row["N"]): row["flops_ratio"] for arm, group in lines.items() for row in group}
-        found += [
-            row | {"flops_alike": row["flops_ratio"] / flops[alike(arm), row["N"]]}
-            for arm, group in lines.items()
-            for row in group
-            if row["ratio_alike"] and arm != alike(arm)
-        ]
-    return found
+    that attention."""
+    every = [row for lines in curves(records, arms).values() for group in lines.values() for row in group]
+    return [row for row in every if row["ratio_alike"] and row["arm"] != alike(row["arm"])]
 
 
 # The headers of `cells`, in this order.
@@ -133,19 +121,13 @@ def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
 
 
 def crossovers(records: Iterable[Record]) -> list[Row]:
-    """One row per series of a mechanism with `FEWEST` lengths or more: where it becomes faster for good.
-
-    `yardstick` and `alike` are the `crossover` with each softmax attention; `alike` is None if that attention failed.
-    """
+    """One row per series of a mechanism with `FEWEST` lengths or more: `alike`, the `crossover` with the softmax
+    attention that sees the same keys, from which on the mechanism is faster for good."""
     found = []
     for key, group in series(rows(records)).items():
-        if len(group) >= FEWEST and not key[-1].startswith(YARDSTICK) and all(row["ratio"] for row in group):
-            like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
-            crossings = {
-                "yardstick": crossover({row["N"]: row["ratio"][1] for row in group}),
-                "alike": crossover(like) if like else None,
-            }
-            found.append(_named(key) | crossings)
+        like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
+        if len(like) >= FEWEST and not key[-1].startswith(YARDSTICK):
+            found.append({**dict(zip(SERIES, key, strict=True)), "alike": crossover(like)})
     return found
 
 
@@ -157,10 +139,6 @@ def in_words(crossing: tuple[float, float]) -> str:
     if most == math.inf:
         return f"at no length measured, up to {least:,.0f}"
     return f"from about {float(f'{least:.2g}'):,.0f} on"
-
-
-def _named(key: Series) -> Row:
-    return dict(zip(("device", "dtype", "arms", "compiled", "arm"), key, strict=True))
 
 
 def _flops(case: Mapping[str, Any], arm: str) -> float:
