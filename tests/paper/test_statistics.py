@@ -7,9 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from scipy import optimize, stats
-from seeded import SIGMAS, generator
+from seeded import SIGMAS
 
 from paper.experiments.resampling import expanded_tail, paired_difference, resamples, student_difference
 from paper.experiments.statistics import (
