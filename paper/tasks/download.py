@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 
 __all__ = ["RemoteFile", "fetch"]
 
-VARIABLE = "ORTHO_DATA"  # the environment variable that names the local folder, if none is given
+VARIABLE = "ORTHO_DATA"  # the environment variable that names the local folder
 SILENCE_S = 30  # without a byte from the server
 
 
@@ -19,23 +19,23 @@ class RemoteFile:
     sha256: str
 
 
-def fetch(file: RemoteFile, folder: str | os.PathLike[str] | None = None) -> Path:
+def fetch(file: RemoteFile) -> Path:
     """The path of the file on this machine; whenever a path is returned, its content has the sha256.
 
-    `folder`, or else the environment variable ORTHO_DATA, names a local folder that holds the file: then nothing is
-    fetched. Without either it is taken from the cache (of the user, in the folder `ortho`), into which it is fetched,
-    whole or not at all, if it is not there.
+    If the environment variable ORTHO_DATA names a local folder, that folder has to hold the file, and nothing is
+    fetched. Otherwise it is taken from the cache (of the user, in the folder `ortho`), into which it is fetched, whole
+    or not at all, if it is not there.
 
     Raises FileNotFoundError if the local folder lacks the file, ConnectionError if the file cannot be fetched, and
     ValueError for a wrong checksum.
     """
     import pooch  # not above: in a notebook's kernel its progress bars would warn that they are not to be seen
 
-    name, local = ("folder", folder) if folder is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
-    path = (Path(local).expanduser() if local is not None else pooch.os_cache("ortho")) / file.name
-    if local is not None and not path.exists():
+    local = os.environ.get(VARIABLE)
+    path = (Path(local).expanduser() if local else pooch.os_cache("ortho")) / file.name
+    if local and not path.exists():
         raise FileNotFoundError(
-            f"{name}: expected {file.name} in {str(local)!r}, where it is not. Put the file from {file.url} (sha256 "
+            f"{VARIABLE}: expected {file.name} in {local!r}, where it is not. Put the file from {file.url} (sha256 "
             f"{file.sha256}) there, or name no folder to have it fetched."
         )
     if not path.exists():

@@ -19,10 +19,12 @@ from torch.nn.functional import one_hot
 
 from paper.tasks.task import NONE, Batch, Task
 
+LIKELY = 0.75  # how often a favourite follows where it could
 
-def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 0.75) -> Task:
+
+def task(*, order: int = 2, length: int = 64, symbols: int = 4) -> Task:
     """The task with contexts of `order` symbols, in sequences of `length` tokens."""
-    draw = partial(_draw, order=order, length=length, symbols=symbols, likely=likely)
+    draw = partial(_draw, order=order, length=length, symbols=symbols)
     return Task(
         name="ngrams",
         title=f"likeliest symbol after {order} others, in {length} tokens of {symbols} symbols",
@@ -35,11 +37,11 @@ def task(*, order: int = 2, length: int = 64, symbols: int = 4, likely: float = 
     )
 
 
-def _draw(count: int, generator: torch.Generator, *, order: int, length: int, symbols: int, likely: float) -> Batch:
+def _draw(count: int, generator: torch.Generator, *, order: int, length: int, symbols: int) -> Batch:
     contexts = symbols**order
     favourites = torch.randint(symbols, (count, contexts), generator=generator)
     tokens = torch.randint(symbols, (length, count), generator=generator)  # what follows where the favourite does not
-    kept = torch.rand(length, count, generator=generator) < likely
+    kept = torch.rand(length, count, generator=generator) < LIKELY
     context = torch.zeros(count, dtype=torch.long)
     codes = []  # of the context that each token ends
     for t in range(length):

@@ -4,7 +4,6 @@ From Project Gutenberg, as its copies at github.com/GITenberg hold them; in the 
 header and footer are cut off, and lines end in a line feed alone.
 """
 
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -42,10 +41,10 @@ NOVELS = tuple(
 )
 
 
-def novels_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
-    """The first 90 % of each novel to train on, and two times 5 % after them; `folder` and the errors raised are those
-    of `download.fetch`. Also raises ValueError for a file without Gutenberg's marks."""
-    return _parts(tuple(fetch(novel, folder) for novel in NOVELS))
+def novels_parts() -> Parts:
+    """The first 90 % of each novel to train on, and two times 5 % after them. Raises what `download.fetch` raises, and
+    ValueError for a file without Gutenberg's marks."""
+    return _parts(tuple(map(fetch, NOVELS)))
 
 
 @cache

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paper.tasks.task import NONE, Batch
 
-__all__ = ["PAD", "SPECIAL", "START", "STOP", "UNKNOWN", "Pair", "batch_of", "exact_matches", "until_stop"]
+__all__ = ["PAD", "SPECIAL", "START", "STOP", "UNKNOWN", "Pair", "batch_of", "until_stop"]
 
 SPECIAL = ("<pad>", "<start>", "<stop>", "<unknown>")
 PAD, START, STOP, UNKNOWN = range(len(SPECIAL))  # the first tokens of every vocabulary
@@ -42,12 +42,6 @@ def until_stop(tokens: Tensor) -> list[list[int]]:
         ends = [i for i, token in enumerate(row) if token in (STOP, NONE)]
         rows.append(row[: ends[0]] if ends else row)
     return rows
-
-
-def exact_matches(written: Tensor, answers: Tensor) -> Tensor:
-    """Which rows of what was written (B, n) equal the answers (B, N) up to the STOP, all of them and no more; (B,)."""
-    pairs = zip(until_stop(written), until_stop(answers), strict=True)
-    return torch.tensor([got == wanted for got, wanted in pairs])
 
 
 def _filled(rows: Sequence[Sequence[int]], value: int) -> Tensor:

@@ -5,7 +5,6 @@ Vocabularies and BLEU need other packages, which the extra `translation` install
 
 import gzip
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -168,14 +167,11 @@ class Translation:
         }
 
 
-def multi30k_corpus(folder: str | os.PathLike[str] | None = None) -> Corpus:
+def multi30k_corpus() -> Corpus:
     """Multi30k (Elliott, Frank, Sima'an & Specia 2016, arXiv:1605.00459): 29,000 pairs to train on, 1,014 to validate
-    with, and the test of 2016 with 1,000.
-
-    `folder` and the errors raised are those of `download.fetch`.
-    """
+    with, and the test of 2016 with 1,000. Raises what `download.fetch` raises."""
     parts = ("train", "val", "test_2016_flickr")
-    return Corpus(*(_pairs(*(fetch(FILES[f"{part}.{side}"], folder) for side in ("de", "en"))) for part in parts))
+    return Corpus(*(_pairs(*(fetch(FILES[f"{part}.{side}"]) for side in ("de", "en"))) for part in parts))
 
 
 def translation(name: str, title: str, corpus: Corpus, vocab_size: int) -> Translation:

@@ -4,7 +4,6 @@ Enough for 64 times the least budget of `paper.experiments.learning.copying` wit
 of the reader's own Python, the other such text, differs from version to version.
 """
 
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,10 +35,10 @@ WHEELS = tuple(
 )
 
 
-def wheels_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
-    """The Python files of `WHEELS` without their tests, split by content (`text.by_content`); `folder` and the errors
-    raised are those of `download.fetch`."""
-    return _parts(tuple(fetch(wheel, folder) for wheel in WHEELS))
+def wheels_parts() -> Parts:
+    """The Python files of `WHEELS` without their tests, split by content (`text.by_content`). Raises what
+    `download.fetch` raises."""
+    return _parts(tuple(map(fetch, WHEELS)))
 
 
 @cache
