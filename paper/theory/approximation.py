@@ -47,7 +47,7 @@ def row_errors(ours: Float[Tensor, "*batch N M"], exact: Float[Tensor, "*batch N
 
 
 def drawn_errors(
-    kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
+    kind: str, draw: str, m: int, K: int, spread: float, *, draws: int = DRAWS
 ) -> Float[Tensor, "draws tokens"]:
     """The errors of all rows, not limited to 2, for some draws of normal queries and keys and of features.
 
@@ -58,23 +58,21 @@ def drawn_errors(
     expect(not m % per_row, "m", f"an even number of {kind} features", m)
     rows = ROWS[one_of("draw", draw, ROWS)]
     found = []
-    for x, y, generator in _data(K, spread, tokens, draws, seed):
+    for x, y, generator in _data(K, spread, draws):
         omega = rows(m // per_row, K, generator=generator, dtype=x.dtype)
         found.append(row_errors(weights(kernel_estimates(kind, x, y, omega)), torch.softmax(x @ y.mT, -1)))
     return torch.stack(found)
 
 
-def attention_errors(
-    kind: str, draw: str, m: int, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
-) -> Estimate:
+def attention_errors(kind: str, draw: str, m: int, K: int, spread: float, *, draws: int = DRAWS) -> Estimate:
     """The mean of `drawn_errors`, each counting as 2 at most, with its standard error over the draws (two or more)."""
-    errors = drawn_errors(kind, draw, m, K, spread, tokens=tokens, draws=draws, seed=seed)
+    errors = drawn_errors(kind, draw, m, K, spread, draws=draws)
     return estimate(errors.clamp(max=MOST).mean(-1))
 
 
-def uniform_errors(K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0) -> Estimate:
+def uniform_errors(K: int, spread: float, *, draws: int = DRAWS) -> Estimate:
     """The yardstick: the mean error of equal weights, which need no features, on the same data."""
-    return estimate(_uniform(K, spread, tokens, draws, seed))
+    return estimate(_uniform(K, spread, draws))
 
 
 def uniform_error(spread: float) -> float:
@@ -86,22 +84,20 @@ def uniform_error(spread: float) -> float:
     return 2 * erf(spread / sqrt(8))
 
 
-def crossing(
-    kind: str, draw: str, K: int, spread: float, *, tokens: int = TOKENS, draws: int = DRAWS, seed: int = 0
-) -> Estimate | None:
+def crossing(kind: str, draw: str, K: int, spread: float, *, draws: int = DRAWS) -> Estimate | None:
     """log2 of the least m at which the features are nearer to softmax's weights than equal weights are.
 
     For each draw, the m at which its error falls to that of equal weights, interpolated between powers of two by a
     straight line in logarithms; their mean, with its standard error over draws. None if a draw does not get there with
     2^14 features.
     """
-    level = _uniform(K, spread, tokens, draws, seed).log2()
+    level = _uniform(K, spread, draws).log2()
     found: Tensor = torch.full_like(level, torch.nan)
     before, m = None, FEWEST
     while bool(found.isnan().any()):
         if m > LIMIT:
             return None
-        errors = drawn_errors(kind, draw, m, K, spread, tokens=tokens, draws=draws, seed=seed)
+        errors = drawn_errors(kind, draw, m, K, spread, draws=draws)
         above = errors.clamp(max=MOST).mean(-1).log2() - level
         step = torch.ones_like(above) if before is None else above / (above - before)  # back from m
         here = found.isnan() & (above <= 0)
@@ -110,16 +106,14 @@ def crossing(
     return estimate(found)
 
 
-def _data(
-    K: int, spread: float, tokens: int, draws: int, seed: int
-) -> Iterator[tuple[Tensor, Tensor, torch.Generator]]:
+def _data(K: int, spread: float, draws: int) -> Iterator[tuple[Tensor, Tensor, torch.Generator]]:
     """For each draw: x, y, and the generator that they come from, for further draws."""
     for i in range(draws):
-        generator = torch.Generator().manual_seed(seed + i)
-        x, y = sample_data("isotropic", tokens, K, spread, generator=generator)
+        generator = torch.Generator().manual_seed(i)
+        x, y = sample_data("isotropic", TOKENS, K, spread, generator=generator)
         yield x, y, generator
 
 
-def _uniform(K: int, spread: float, tokens: int, draws: int, seed: int) -> Tensor:
-    exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, tokens, draws, seed)])
-    return row_errors(torch.full_like(exact, 1 / tokens), exact).mean(-1)
+def _uniform(K: int, spread: float, draws: int) -> Tensor:
+    exact = torch.stack([torch.softmax(x @ y.mT, -1) for x, y, _ in _data(K, spread, draws)])
+    return row_errors(torch.full_like(exact, 1 / TOKENS), exact).mean(-1)

@@ -31,19 +31,11 @@ class Stream(NamedTuple):
     v: Float[Tensor, "R N V"]
 
 
-def stream(
-    share: float,
-    size: float,
-    *,
-    generator: torch.Generator,
-    draws: int = DRAWS,
-    length: int = LENGTH,
-    width: int = WIDTH,
-    noise: float = NOISE,
-) -> Stream:
-    """`draws` streams with K = V = `width`, float64, in which each value is an outlier with probability `share`.
+def stream(share: float, size: float, *, generator: torch.Generator, draws: int = DRAWS) -> Stream:
+    """`draws` streams of `LENGTH` tokens with K = V = `WIDTH`, float64, in which each value is an outlier with
+    probability `share`.
 
-    A value without noise has a root mean square length of 1, the noise one of `noise`; an outlier has length `size`.
+    A value without noise has a root mean square length of 1, the noise one of `NOISE`; an outlier has length `size`.
     Generators with the same seed give the same stream except for the outliers, whatever their share and size.
     ValueError for a share outside [0, 1].
     """
@@ -52,11 +44,11 @@ def stream(
     def normal(*shape: int) -> Tensor:
         return torch.randn(draws, *shape, generator=generator, dtype=torch.float64)
 
-    target, k = normal(width, width), normalize(normal(length, width), dim=-1)
-    v = k @ target + noise * normal(length, width)
-    wrong = size * normalize(normal(length, width), dim=-1)
-    chance = torch.rand(draws, length, 1, generator=generator, dtype=torch.float64)
-    return Stream(target / width**0.5, k, torch.where(chance < share, wrong, v / width**0.5))
+    target, k = normal(WIDTH, WIDTH), normalize(normal(LENGTH, WIDTH), dim=-1)
+    v = k @ target + NOISE * normal(LENGTH, WIDTH)
+    wrong = size * normalize(normal(LENGTH, WIDTH), dim=-1)
+    chance = torch.rand(draws, LENGTH, 1, generator=generator, dtype=torch.float64)
+    return Stream(target / WIDTH**0.5, k, torch.where(chance < share, wrong, v / WIDTH**0.5))
 
 
 def _written(
@@ -78,29 +70,22 @@ def _written(
     return result[1]
 
 
-def errors(loss: TokenLoss, eta: float, data: Stream, *, after: Sequence[int] = ()) -> Float[Tensor, "times R"]:
-    r"""$|S_t - S_*| / |S_*|$ (Frobenius) of each draw after each number of tokens in `after`, by default after all;
-    token by token."""
-    found, state, begun = [], None, 0
-    for end in after or (data.k.shape[1],):
-        expect(begun < end <= data.k.shape[1], "after", f"rising numbers up to {data.k.shape[1]}", tuple(after))
-        state = _written(data.k[:, begun:end], data.v[:, begun:end], loss, eta, 1, state)
-        found.append((state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1))
-        begun = end
-    return torch.stack(found)
+def errors(loss: TokenLoss, eta: float, data: Stream) -> Float[Tensor, "R"]:
+    r"""$|S - S_*| / |S_*|$ (Frobenius) of each draw after all tokens, written token by token."""
+    state = _written(data.k, data.v, loss, eta, 1)
+    return (state_now(state) - data.target).flatten(1).norm(dim=1) / data.target.flatten(1).norm(dim=1)
 
 
-def best_rate(loss: TokenLoss, data: Stream, rates: Sequence[float] = RATES) -> float:
-    """The rate with the least mean error after the last token."""
-    expect(rates, "rates", "one at least", "none")
-    return min(rates, key=lambda eta: float(errors(loss, eta, data).mean()))
+def best_rate(loss: TokenLoss, data: Stream) -> float:
+    """The one of `RATES` with the least mean error after the last token."""
+    return min(RATES, key=lambda eta: float(errors(loss, eta, data).mean()))
 
 
-def moved(loss: TokenLoss, eta: float, sizes: Sequence[float], *, width: int = WIDTH) -> Float[Tensor, "sizes"]:
+def moved(loss: TokenLoss, eta: float, sizes: Sequence[float]) -> Float[Tensor, "sizes"]:
     """How far, in Frobenius norm, one pair moves an empty memory: a unit key, and a value of each of these lengths with
     equal entries."""
-    k, v = torch.eye(width, dtype=torch.float64)[:1], torch.full((1, width), width**-0.5, dtype=torch.float64)
-    k, v = (x.expand(len(sizes), 1, width) for x in (k, v))
+    k, v = torch.eye(WIDTH, dtype=torch.float64)[:1], torch.full((1, WIDTH), WIDTH**-0.5, dtype=torch.float64)
+    k, v = (x.expand(len(sizes), 1, WIDTH) for x in (k, v))
     v = torch.tensor(sizes, dtype=torch.float64)[:, None, None] * v
     return state_now(_written(k, v, loss, eta, 1)).flatten(1).norm(dim=1)
 
