@@ -1,18 +1,12 @@
 r"""What memories recall, what rounding changes in their states, and which states they can track.
 
-*Recall.* What a memory answers after M pairs were written: exact expected errors of the linear memory and of the delta
-rule. Keys are independent unit vectors of uniform direction in $R^K$; values are independent, with mean 0 and equal
-mean squares. Errors are shares of this mean square: a memory that answers 0 has the error 1. The age a of a pair is the
-number of pairs written after it. A write fades the memory by `decay`, $\alpha$, and enters its pair with the strength
-`beta`. The linear memory adds to what is there, $S \leftarrow \alpha S + \beta k v^T$, and the delta rule erases first,
+*Recall.* What a memory answers after pairs of unit keys and values were written. A write fades the memory by `decay`,
+$\alpha$, and enters its pair with the strength `beta`. The linear memory adds to what is there,
+$S \leftarrow \alpha S + \beta k v^T$, and the delta rule erases first,
 $S \leftarrow (I - \beta k k^T)\, \alpha S + \beta k v^T$.
 
-The answer to the key $k_j$ is $\sum_i w_i v_i$, $w_i = \beta \alpha^{M-i} k_i^T x_i$, where $x_i$ is $k_j$ in the
-linear memory, and by the delta rule $x_M = k_j$, $x_{i-1} = (I - \beta k_i k_i^T) x_i$. With
-$E\, k k^T X k k^T = (2 X + \mathrm{tr}(X) I) / (K (K + 2))$ for symmetric X, all $E w_i^2$ are sums of powers.
-
-*Narrow states.* How rounding changes a delta rule's memory over a long sequence, compared with float64. Each step, or
-each chunk, rounds the memory that it returns. A rounding adds a relative error u (`rounding_error`), and each step
+*Narrow states.* How rounding changes a delta rule's memory over a long sequence, compared with float64. Each step
+rounds the memory that it returns. A rounding adds a relative error u (`rounding_error`), and each step
 multiplies the errors so far by $I - \beta k k^T$. For independent unit keys of uniform direction this keeps, on
 average, the share $\rho = 1 - \beta (2 - \beta) / K$ of the mean square of the errors, and of the memory, to which a
 write adds $\beta^2 |v|^2$ (`expected_error`). For $\beta$ between 0 and 2 errors die out as fast as memories do, and
@@ -40,47 +34,11 @@ from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta import delta_rule
 from ortho.checks import expect, one_of
-from ortho.theory.estimates import Estimate, estimate
 from ortho.theory.transitions import unit_keys
 
 # --------------------------------------------------------------------------------------------------------------- recall
 
 MEMORIES = ("linear", "delta")
-VALUES = 16  # numbers of a value in draws
-
-
-class Answer(NamedTuple):
-    """Expectations of an answer, as shares of the values' mean square."""
-
-    own: float  # the product with the value that was written, E o^T v
-    square: float  # E |o|^2
-
-    @property
-    def error(self) -> float:
-        """E |o - v|^2."""
-        return 1 - 2 * self.own + self.square
-
-
-def expected_answer(memory: str, K: int, pairs: int, age: int, *, beta: float = 1.0, decay: float = 1.0) -> Answer:
-    r"""The expected answer to the key of the pair of that `age`, 0 for the last one written, after M `pairs`.
-
-    For beta = decay = 1 the error is $(M - 1) / K$ in the linear memory, and by the delta rule
-    $2 (1 - \rho^a) - \rho^M (1 - (\sigma / \rho)^a)$ with $\rho = 1 - 1/K$ and $\sigma = 1 - 2 (K + 1) / (K (K + 2))$.
-    """
-    _gates(memory, beta, decay)
-    expect(0 <= age < pairs, "age", f"0 to {pairs - 1} with {pairs} pairs", age)
-    fresh = beta * decay**age
-    if memory == "linear":
-        others = _geometric(decay**2, pairs) - decay ** (2 * age)
-        return Answer(fresh, fresh**2 + beta**2 / K * others)
-    erased = beta * (2 - beta)
-    kept = 1 - erased / K  # the share of the mean square of x that one write keeps
-    along = 1 - 2 * beta / K + 2 * beta**2 / (K * (K + 2))  # the same along k_j, without what enters from elsewhere
-    square = ((K - 1) * along**age + kept**age) / K  # E (k_j^T x_j)^2
-    fading = decay**2 * kept
-    later = _geometric(fading, age)
-    earlier = decay ** (2 * age + 2) * (kept**age - erased * square) * _geometric(fading, pairs - 1 - age)
-    return Answer(fresh * (1 - beta / K) ** age, fresh**2 * square + beta**2 / K * (later + earlier))
 
 
 def answers(
@@ -102,42 +60,7 @@ def answers(
     return token_by_token(k, k, v, strength, log_decay, empty, is_causal=False, erase=False)[0]
 
 
-def sampled_errors(
-    memory: str,
-    K: int,
-    pairs: int,
-    *,
-    draws: int,
-    beta: float = 1.0,
-    decay: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> list[Estimate]:
-    """The errors for random keys and normal values, float64, by age; each is the mean of that many `draws`."""
-    _gates(memory, beta, decay)
-    k = unit_keys(draws, pairs, K, generator=generator)
-    v = torch.randn(draws, pairs, VALUES, generator=generator, dtype=torch.float64)
-    errors = (answers(memory, k, v, beta=beta, decay=decay) - v).square().mean(-1)  # (draws, M)
-    return [estimate(column) for column in errors.flip(-1).mT]
-
-
-def _geometric(ratio: float, terms: int) -> float:
-    """The sum 1 + ratio + ratio^2 + ... of `terms` terms."""
-    return terms if ratio == 1 else (1 - ratio**terms) / (1 - ratio)
-
-
-def _gates(memory: str, beta: float, decay: float) -> None:
-    """ValueError for an unknown memory, and for gates outside their range."""
-    one_of("memory", memory, MEMORIES)
-    for name, value, most in (("beta", beta, 2), ("decay", decay, 1)):
-        expect(0 < value <= most, name, f"a number in (0, {most}]", value)
-
-
 # -------------------------------------------------------------------------------------------------------- narrow states
-
-
-# The dtypes that the memory is rounded to, and their significant bits. The arithmetic is float32's.
-STATES = {torch.float32: 24, torch.bfloat16: 8}
-CHUNK = 64
 
 
 class Operands(NamedTuple):
@@ -161,38 +84,29 @@ def operands(
     return Operands(k, torch.randn(runs, N, K, generator=generator), least + (most - least) * share)
 
 
-def recurrent(x: Operands, at: list[int], states: tuple[torch.dtype, ...]) -> Float[Tensor, "states marks runs K V"]:
-    """The memories after the step counts in `at`, step by step in float32, rounded after each step to every state."""
+def recurrent(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "marks runs K V"]:
+    """The memories after the step counts in `at`, step by step in float32, rounded after each step to `state`."""
     k = x.k[..., None].unbind(1)  # (runs, K, 1)
     written, v = (x.beta[..., None] * x.k)[..., None].unbind(1), x.v[:, :, None].unbind(1)
-    S = x.v.new_zeros(len(states), *x.k.shape[::2], x.v.shape[-1])
-    narrow = [(memory, state) for memory, state in zip(S, states, strict=True) if state != S.dtype]
+    S = x.v.new_zeros(*x.k.shape[::2], x.v.shape[-1])
     found = []
     for start, stop in pairwise([0, *at]):
         for t in range(start, stop):
-            S.addcmul_(written[t], v[t] - (k[t] * S).sum(-2, keepdim=True))
-            for memory, state in narrow:
-                memory.copy_(memory.to(state))
-        found.append(S.clone())
-    return torch.stack(found, 1)
+            S = (S + written[t] * (v[t] - (k[t] * S).sum(-2, keepdim=True))).to(state).float()
+        found.append(S)
+    return torch.stack(found)
 
 
-def chunked(x: Operands, at: list[int], state: torch.dtype) -> Float[Tensor, "marks runs K V"]:
-    """The memories after the step counts in `at` by the chunked delta rule, rounded after each chunk to `state`;
-    computed in float64 if `state` is float64, otherwise in float32."""
-    wide = torch.float64 if state == torch.float64 else torch.float32
-    k, v, beta = (operand.to(wide) for operand in x)
+def exact(x: Operands, at: list[int]) -> Float[Tensor, "marks runs K V"]:
+    """The memories after the step counts in `at`, in float64."""
+    k, v, beta = (operand.double() for operand in x)
     S = v.new_zeros(*k.shape[::2], v.shape[-1])
     found = []
-    with torch.no_grad():
-        for start, stop in pairwise([0, *at]):
-            cuts = [start, stop] if state == wide else range(start, stop + 1, CHUNK)
-            for first, last in pairwise(cuts):
-                tokens = slice(first, last)
-                # not `delta_rule`: float32's unit keys are a little too long for its check
-                _, S = in_chunks(k[:, -1:], k[:, tokens], v[:, tokens], beta[:, tokens], None, S, is_causal=False)
-                S = S.to(state).to(wide)
-            found.append(S)
+    for start, stop in pairwise([0, *at]):
+        tokens = slice(start, stop)
+        # not `delta_rule`: float32's unit keys are a little too long for its check
+        _, S = in_chunks(k[:, -1:], k[:, tokens], v[:, tokens], beta[:, tokens], None, S, is_causal=False)
+        found.append(S)
     return torch.stack(found)
 
 
@@ -206,24 +120,17 @@ def rounding_error(bits: int) -> float:
     return (square / 3) ** 0.5 / 2**bits
 
 
-def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int, *, every: int = 1) -> float:
-    """The relative error of a memory that is rounded once in `every` steps, from roundings of the memory alone.
+def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int) -> float:
+    """The relative error of a memory that is rounded after each of n steps, from roundings of the memory alone.
 
     It is the root of the ratio of mean squares, for independent unit keys of uniform direction and strengths uniform in
-    [least, most]: with $r = \\rho^{every}$ and n roundings, $u^2 (1 / (1 - r) - n r^n / (1 - r^n))$, or
-    $u^2 (n + 1) / 2$ for r = 1.
+    [least, most]: $u^2 (1 / (1 - \\rho) - n \\rho^n / (1 - \\rho^n))$, or $u^2 (n + 1) / 2$ for $\\rho = 1$.
     """
     least, most = strengths
     mean, square = (least + most) / 2, (least**2 + least * most + most**2) / 3
-    kept = 1 - (2 * mean - square) / K
-    n, r = steps // every, kept**every
-    carried = (n + 1) / 2 if r == 1 else 1 / (1 - r) - n * r**n / (1 - r**n)
+    kept, n = 1 - (2 * mean - square) / K, steps
+    carried = (n + 1) / 2 if kept == 1 else 1 / (1 - kept) - n * kept**n / (1 - kept**n)
     return rounding_error(bits) * carried**0.5
-
-
-def relative_errors(found: Float[Tensor, "*any K V"], exact: Float[Tensor, "*#any K V"]) -> Float[Tensor, "*any"]:
-    """Frobenius norms of the differences over those of the exact memories."""
-    return (found.double() - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
 
 
 # ------------------------------------------------------------------------------------------------------- state tracking
