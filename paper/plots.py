@@ -117,14 +117,12 @@ def figure(columns: int = 1, *, height: float = 3.8, share_y: bool = False) -> t
     return plt.subplots(1, columns, figsize=use_size, sharey=share_y)
 
 
-def grid(
-    rows: int, height: float, *, columns: int = 2, more: float = 0.0, width: float = 7.0, **shared: Any
-) -> tuple[Figure, Any]:
-    """A figure of `rows` rows of axes, each `height` inches high, with `more` inches in all for legends and labels.
+def grid(rows: int, height: float, *, more: float = 0.0, **shared: Any) -> tuple[Figure, Any]:
+    """A figure of `rows` rows of two axes, each `height` inches high, with `more` inches for legends and labels.
 
-    Returns (figure, axes); the axes are an array (rows, columns) even of one row. `shared` says which share an axis.
+    Returns (figure, axes); the axes are an array (rows, 2) even of one row. `shared` says which share an axis.
     """
-    return plt.subplots(rows, columns, figsize=(width, more + height * rows), squeeze=False, **shared)
+    return plt.subplots(rows, 2, figsize=(7.0, more + height * rows), squeeze=False, **shared)
 
 
 def style(name: str) -> dict[str, Any]:

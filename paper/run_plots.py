@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from paper import plots
-from paper.experiments.learning.analysis import Judged, Runs, judged
+from paper.experiments.learning.analysis import Judged
 from paper.experiments.statistics import Decision
 
-__all__ = ["curves", "differences", "frontier", "points", "table_rows", "undominated"]
+__all__ = ["curves", "differences", "frontier", "points", "undominated"]
 
 # The outcomes that a rule gives a difference, each with its colour and marker.
 OUTCOMES = {
@@ -73,25 +73,6 @@ def curves(ax: Axes, name: str, x: Sequence[float], values: Sequence[Sequence[fl
     ax.plot(x, [fmean(some) for some in values], **{**look, "label": label or look["label"]})
     for at, some in zip(x, values, strict=True):
         ax.plot([at] * len(some), some, look["marker"], color=look["color"], markersize=3, alpha=0.5)
-
-
-def table_rows(
-    arms: Sequence[Runs], other: Runs, measure: str, *, digits: int = 3, scale: float = 1.0
-) -> list[tuple[str, ...]]:
-    """A row for each arm: its name, its mean with the lowest and highest run, its difference from the `other` arm with
-    an interval, and the rule's outcome. Numbers are multiplied by `scale`."""
-    rows: list[tuple[str, ...]] = []
-    for one in arms:
-        values = [scale * value for value in one.values[measure]]
-        texts = (f"{value:.{digits}f}" for value in (fmean(values), min(values), max(values)))
-        told = None if one is other else judged(one, other, measure)
-        have = "{} ({} to {})".format(*texts)
-        if told is None:
-            rows.append((one.arm, have, "", ""))
-        else:
-            ends = (scale * value for value in (told.difference.mean, *told.difference.interval))
-            rows.append((one.arm, have, "{} ({} to {})".format(*(f"{v:+.{digits}f}" for v in ends)), told.outcome))
-    return rows
 
 
 def undominated(points: Mapping[str, tuple[float, float]]) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 KINDS = ("formula", "table", "number", "property", "comparison", "open")
 FIELDS = ("id", "kind", "part", "claim", "where", "quote")
-OPTIONAL = ("note",)
 _ID = re.compile(r"(S\d+)(\.\d+)+[a-z]")
 
 
@@ -74,50 +73,24 @@ def read_toml(source: Traversable) -> dict[str, Any]:
 
 
 def _catalogue(raw: dict[str, Any]) -> Catalogue:
-    if unknown := raw.keys() - {"documents", "parts", "claims"}:
-        raise LedgerError(f"top level: expected documents, parts and claims, got {min(unknown)!r} besides")
-    documents, parts = _titles(raw, "documents"), _titles(raw, "parts")
-    entries = raw.get("claims")
-    if not isinstance(entries, list) or not entries:
-        raise LedgerError("claims: expected at least one [[claims]] entry, got none")
+    if raw.keys() != {"documents", "parts", "claims"}:
+        raise LedgerError(f"top level: expected documents, parts and claims, got {', '.join(raw) or 'nothing'}")
     claims: dict[str, Claim] = {}
-    for number, entry in enumerate(entries, 1):
-        where = f"claim {number}"
-        if not isinstance(entry, dict):
-            raise LedgerError(f"{where}: expected a table, got {entry!r}")
-        if isinstance(entry.get("id"), str):
-            where += f" ({entry['id']})"
-        claim = _claim(where, entry)
-        expect_one_of(where, "id: the document", claim.document, documents)
-        expect_one_of(where, "part", claim.part, parts)
+    for number, entry in enumerate(raw["claims"], 1):
+        where = f"claim {number} ({entry.get('id')})"
+        if wrong := (entry.keys() ^ set(FIELDS)) - {"note"}:
+            raise LedgerError(f"{where}: expected the fields {', '.join(FIELDS)}, missing or besides is {min(wrong)!r}")
+        for field, text in entry.items():
+            if not isinstance(text, str) or not text.strip():
+                raise LedgerError(f"{where}: {field}: expected a string with text, got {text!r}")
+        if not _ID.fullmatch(entry["id"]):
+            raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
+        claim = Claim(*(entry[field] for field in FIELDS), note=entry.get("note", ""))
+        known = {"document": raw["documents"], "part": raw["parts"], "kind": KINDS}
+        for field, names in known.items():
+            if (value := getattr(claim, field)) not in names:
+                raise LedgerError(f"{where}: {field}: expected one of {', '.join(names)}, got {value!r}")
         if claim.id in claims:
             raise LedgerError(f"{where}: id: expected each once, got {claim.id!r} again")
         claims[claim.id] = claim
-    return Catalogue(documents, parts, claims)
-
-
-def _titles(raw: dict[str, Any], name: str) -> dict[str, str]:
-    table = raw.get(name)
-    if not isinstance(table, dict) or not table or not all(isinstance(title, str) for title in table.values()):
-        raise LedgerError(f"[{name}]: expected a table of names and titles, got {table!r}")
-    return table
-
-
-def _claim(where: str, entry: dict[str, Any]) -> Claim:
-    if unknown := entry.keys() - {*FIELDS, *OPTIONAL}:
-        raise LedgerError(f"{where}: expected the fields {', '.join(FIELDS)}, got {min(unknown)!r} besides")
-    for field in (*FIELDS, *(entry.keys() & set(OPTIONAL))):
-        if field not in entry:
-            raise LedgerError(f"{where}: {field}: expected a string, but the field is missing")
-        if not isinstance(entry[field], str) or not entry[field].strip():
-            raise LedgerError(f"{where}: {field}: expected a string with text, got {entry[field]!r}")
-    if not _ID.fullmatch(entry["id"]):
-        raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
-    expect_one_of(where, "kind", entry["kind"], KINDS)
-    return Claim(*(entry[field] for field in FIELDS), *(entry.get(field, "") for field in OPTIONAL))
-
-
-def expect_one_of(where: str, field: str, value: str, known: Any) -> None:
-    """LedgerError, naming the entry and the field, for a value that is not among the known ones."""
-    if value not in known:
-        raise LedgerError(f"{where}: {field}: expected one of {', '.join(known)}, got {value!r}")
+    return Catalogue(raw["documents"], raw["parts"], claims)

@@ -48,11 +48,6 @@ class Entry:
     chapter: str = ""
     code: str = ""
 
-    def _repr_markdown_(self) -> str:
-        from paper.claims.report import entry_markdown
-
-        return entry_markdown(self)
-
     def __repr__(self) -> str:
         from paper.claims.report import entry_text
 

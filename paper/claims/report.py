@@ -90,20 +90,10 @@ def _to_ledger(entry: Entry) -> str:
 
 def _in_words(entry: Entry) -> str:
     """The finding in a sentence, the severity, and how many parts hold."""
+    told = f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
     severity = f" Severity: *{entry.severity}*." if entry.severity else ""
-    return f"{_emphasised(entry)}{severity}{_parts_that_hold(entry)}"
-
-
-def _emphasised(entry: Entry) -> str:
-    """The finding in a sentence, with the verdict in bold type."""
-    return f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
-
-
-def _parts_that_hold(entry: Entry) -> str:
-    """' Holds in 3 of 4 parts.', or nothing for a claim of one part."""
-    if not entry.parts:
-        return ""
-    return f" Holds in {sum(verdict == 'confirmed' for _, verdict, *_ in entry.parts)} of {len(entry.parts)} parts."
+    hold = sum(verdict == "confirmed" for _, verdict, *_ in entry.parts)
+    return f"{told}{severity}" + (f" Holds in {hold} of {len(entry.parts)} parts." if entry.parts else "")
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:
@@ -115,10 +105,13 @@ def ledger_table(entries: Sequence[Entry]) -> Shown:
     def row(entry: Entry) -> tuple[str, str]:
         name = f'<span id="ledger-{entry.id}"></span>[{entry.id}](#{entry.id})'
         severity = f"<br>*{entry.severity}*" if entry.severity else ""
-        told = {part: f"*{part}:* {value}" for part, value in _told(entry)}
-        told["said"] = f'<span class="said">{told["said"]}</span>'
+        told = [f"*claim:* {escape(entry.claim)}", f"*found:* {_found(entry)}"]
+        told.append(f'<span class="said">*said:* {_quotation(entry)}</span>')
+        told += [f"*note:* {escape(entry.note)}"] if entry.note else []
+        title = "Evidence: the source's figures, ours, and the rule that compared them"
         evidence = "<br>".join(f"*{part}:* {value}" for part, value in _evidence(entry))
-        return f"{name}<br>**{_status(entry, brief=True)}**{severity}", "<br>".join(told.values()) + _folded(evidence)
+        folded = f'<details class="evidence"><summary>{title}</summary>{evidence}</details>'
+        return f"{name}<br>**{_status(entry, brief=True)}**{severity}", "<br>".join(told) + folded
 
     text = "\n".join(f"{entry.id:9} {_status(entry)}" for entry in entries)
     return Shown(table(map(row, entries), ("claim", "what was found")).markdown, text)
@@ -158,14 +151,6 @@ def rules_table() -> Shown:
     return table(sorted(RULES.items()), ("rule", "what it compares"))
 
 
-def entry_markdown(entry: Entry) -> str:
-    """The box of one claim as Markdown: what is claimed and what was found; the evidence is folded below."""
-    lines = [(entry.id, _status(entry)), ("---", "---"), *_told(entry)]
-    box = "\n".join(f"| {name} | {_piped(value)} |" for name, value in lines)
-    evidence = "\n".join(f"- *{name}:* {_piped(value)}" for name, value in _evidence(entry))
-    return "\n\n".join(filter(None, (box, _folded(f"\n\n{evidence}\n\n" if evidence else ""))))
-
-
 def entry_text(entry: Entry) -> str:
     """The box of one claim as plain text."""
 
@@ -199,17 +184,6 @@ def _without_shared(rows: list[Sequence[Any]], headers: Sequence[str], shared: s
     return [(*row[:at], *row[at + 1 :]) for row in rows], [named, *others]
 
 
-def _told(entry: Entry) -> list[tuple[str, str]]:
-    """The rows of a claim's box, by name: the claim, the finding in a sentence, the quotation, and a note, if any."""
-    told = {
-        "claim": escape(entry.claim),
-        "found": _found(entry),
-        "said": _quotation(entry),
-        "note": escape(entry.note),
-    }
-    return [(name, value) for name, value in told.items() if value]
-
-
 def _quotation(entry: Entry) -> str:
     """Where a claim stands in its source, and its words there, letter by letter except for marks of bold type."""
     lines = _SPECIAL.sub(r"\\\1", _plain(entry.quote)).splitlines()
@@ -227,12 +201,6 @@ def _evidence(entry: Entry) -> list[tuple[str, str]]:
     parts = [(label, f"{verdict}; source: {source}; ours: {ours}") for label, verdict, source, ours in entry.parts]
     found = [*parts, ("remark", entry.remark)] if parts else whole
     return [(name, value) for name, value in (*found, ("rule", entry.rule)) if value]
-
-
-def _folded(evidence: str) -> str:
-    """Evidence that a reader unfolds; nothing if there is none."""
-    title = "Evidence: the source's figures, ours, and the rule that compared them"
-    return f'<details class="evidence"><summary>{title}</summary>{evidence}</details>' if evidence else ""
 
 
 def _status(entry: Entry, *, brief: bool = False) -> str:

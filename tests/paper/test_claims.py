@@ -72,7 +72,7 @@ quote = "its own words"
     ("old", "new", "message"),
     [
         ('kind = "open"', 'kind = "formulae"', "kind: expected one of formula, .* got 'formulae'"),
-        ('"words"', '"words"\nverdict = "confirmed"', "expected the fields .* got 'verdict'"),
+        ('"words"', '"words"\nverdict = "confirmed"', "expected the fields .* besides is 'verdict'"),
     ],
 )
 def test_a_damaged_catalogue_is_refused(tmp_path, old, new, message):

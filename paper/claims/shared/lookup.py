@@ -33,15 +33,15 @@ class Sequences(NamedTuple):
     target: Tensor  # (n, p, c), numbers 1 and -1
 
 
-def apart(entries: int = ENTRIES, d_model: int = D_MODEL) -> Embedding:
+def apart(entries: int = ENTRIES) -> Embedding:
     """Keys and values along axes of their own, half of a token's square norm d for each, as after a LayerNorm."""
-    axes = (d_model / 2) ** 0.5 * torch.eye(d_model, dtype=torch.float64)
+    axes = (D_MODEL / 2) ** 0.5 * torch.eye(D_MODEL, dtype=torch.float64)
     return Embedding(axes[:entries], axes[entries : entries + VALUES] / VALUES**0.5)
 
 
-def sequences(embedding: Embedding, count: int = 200, *, seed: int = 1) -> Sequences:
+def sequences(embedding: Embedding, count: int = 200) -> Sequences:
     """`count` random dictionaries in this embedding, with values of independent random signs."""
-    g = seeded(seed)
+    g = seeded(1)
     p, c = len(embedding.keys), len(embedding.values)
     order = torch.stack([torch.randperm(p, generator=g) for _ in range(count)])
     value = 2.0 * torch.randint(2, (count, p, c), generator=g, dtype=torch.float64) - 1  # of each key
@@ -123,7 +123,7 @@ def linear_solution(embedding: Embedding) -> MultiheadAttention:
 
 
 @torch.no_grad()
-def frozen_solution(draw: int = 0, *, norm: float | None = None, entries: int = ENTRIES) -> tuple[Embedding, Tensor]:
+def frozen_solution(draw: int = 0, *, norm: float | None = None) -> tuple[Embedding, Tensor]:
     """An embedding with which a frozen layer solves the task, and the layer's outputs on `sequences` in it.
 
     W_Q and W_K stay as drawn. The keys' embedding is chosen so that the first head's queries and keys are those of
@@ -133,7 +133,7 @@ def frozen_solution(draw: int = 0, *, norm: float | None = None, entries: int = 
     layer = attention_layer("frozen", draw=draw)
     K = D_MODEL // HEADS
     seen = torch.cat([layer.projection.weight_q[:K], layer.projection.weight_k[:K]])  # (2K, d), of full rank
-    code = (GAP * K**0.5) ** 0.5 * codes(entries, K)
+    code = (GAP * K**0.5) ** 0.5 * codes(ENTRIES, K)
     keys = torch.cat([code.roll(-1, 0), code], 1) @ torch.linalg.pinv(seen).T
     if norm is not None:
         keys *= norm * D_MODEL**0.5 / keys.norm(dim=1, keepdim=True)

@@ -99,7 +99,7 @@ def millions(name: str, projection: str = "learned", *, whole: bool = False) -> 
     return at.L * block(1, at.N, at.d, at.H, bias=True, projection=projection).trained / 1e6
 
 
-def whole_limit(name: str, projection: str = "frozen") -> float:
+def whole_limit(name: str) -> float:
     """The gain, in per cent, that the products of a whole published model allow, by the form of attention allowing
     more.
 
@@ -111,4 +111,4 @@ def whole_limit(name: str, projection: str = "frozen") -> float:
         return at.cost(1, **settings)
 
     sizes = scenario.length, scenario.width
-    return max(float(limit(*sizes, of=of, projection=projection, form=form)) for form in FORMS)
+    return max(float(limit(*sizes, of=of, form=form)) for form in FORMS)
