@@ -85,7 +85,7 @@ def _catalogue(raw: dict[str, Any]) -> Catalogue:
                 raise LedgerError(f"{where}: {field}: expected a string with text, got {text!r}")
         if not _ID.fullmatch(entry["id"]):
             raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
-        claim = Claim(*(entry[field] for field in FIELDS), note=entry.get("note", ""))
+        claim = Claim(*(entry.get(field, "") for field in (*FIELDS, "note")))
         known = {"document": raw["documents"], "part": raw["parts"], "kind": KINDS}
         for field, names in known.items():
             if (value := getattr(claim, field)) not in names:
