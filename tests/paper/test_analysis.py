@@ -53,7 +53,6 @@ def test_rows_are_over_the_seeds_that_count(several):
     row = found["linear"][NEAR]
     assert row["seeds"] == [1, 2, 3]
     assert row["correct"] == [0.51, 0.52, 0.53]
-    assert row["faultless"] == [0.255, 0.26, 0.265]
     assert (row["low"], row["median"], row["high"]) == (0.51, 0.52, 0.53)
     assert found["delta"][NEAR]["correct"] == [0.91, 0.92, 0.93]
     assert (row["device"], row["N"], row["rate"]) == ("here", 40, 3e-3)

@@ -3,14 +3,12 @@
 import math
 
 import pytest
-import torch
 
 from paper import experiments
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows
 from paper.experiments.speed import (
     decoding,
-    inference,
     language_models,
     projections,
     training_step,
@@ -109,15 +107,6 @@ def test_times_of_language_models_are_compared_within_repetitions():
     assert language_models.relative(measured) == {"learned": [1, 1], "frozen": [2, 1.5], "linear": [3, 1.5]}
     counts = {"learned": 100, "frozen": 150}
     assert language_models.relative(measured, counts) == {"learned": [1, 1], "frozen": [3, 2.25]}
-
-
-@pytest.mark.parametrize("n", [8, 31, 50, 61])
-def test_the_interval_has_its_confidence_and_no_shorter_one_has(n):
-    low, middle, high = inference.median_interval(list(range(1, n + 1)))
-    assert low + high == n + 1 and middle == (n + 1) / 2
-    ties = torch.arange(n + 1.0)
-    pmf = torch.exp(torch.lgamma(torch.tensor(n + 1.0)) - torch.lgamma(ties + 1) - torch.lgamma(n - ties + 1)) / 2**n
-    assert 2 * pmf[:low].sum() <= 0.01 < 2 * pmf[: low + 1].sum()
 
 
 # ------------------------------------------------------------------------------------- decoding and projections

@@ -40,8 +40,7 @@ def seed(record: Record) -> int:
 
 def rows(records: Iterable[Record]) -> list[Row]:
     """One row per device, arm and test, in the order of the records: `seeds`; `rate`; `correct`, the share of right
-    answers, one number a seed, with its `low`, `median` and `high`; and `faultless`, the share of sequences without a
-    mistake.
+    answers, one number a seed, with its `low`, `median` and `high`.
 
     Raises ValueError if an arm's runs differ in more than their seed.
     """
@@ -51,13 +50,10 @@ def rows(records: Iterable[Record]) -> list[Row]:
         if any(_shared(record["configuration"]) != settings for record in group):
             raise ValueError(f"records: expected runs of {arm!r} on {device} that differ in the seed alone")
         for test in group[0]["repetitions"]:
-            correct, faultless = (
-                [tested(record, test, f"{name}_fraction") for record in group] for name in ("correct", "faultless")
-            )
+            correct = [tested(record, test, "correct_fraction") for record in group]
             found.append(
                 {**settings, "device": device, "arm": arm, "test": test, "seeds": list(map(seed, group))}
-                | {"correct": correct, "faultless": faultless}
-                | {"low": min(correct), "median": statistics.median(correct), "high": max(correct)}
+                | {"correct": correct, "low": min(correct), "median": statistics.median(correct), "high": max(correct)}
             )
     return found
 
@@ -87,17 +83,10 @@ def tuning(records: Iterable[Record], device: str) -> dict[str, dict[float, floa
 
 
 def compare(results: Mapping[str, Mapping[str, Row]], test: str, better: str, worse: str) -> Row:
-    """Two arms in one test: the difference of the medians, and the probability of the result if arms do not differ.
-
-    Raises ValueError for an arm or test that was not measured.
-    """
-    values = []
-    for arm in (better, worse):
-        if arm not in results or test not in results[arm]:
-            raise ValueError(f"results: expected {arm!r} with the test {test!r}, which was not measured")
-        values.append(results[arm][test]["correct"])
-    difference = statistics.median(values[0]) - statistics.median(values[1])
-    return {"difference": difference, "by_chance": better_by_chance(*values)}
+    """Two arms in one test: the difference of the medians, and the probability of the result if arms do not differ."""
+    ones, others = (results[arm][test]["correct"] for arm in (better, worse))
+    difference = statistics.median(ones) - statistics.median(others)
+    return {"difference": difference, "by_chance": better_by_chance(ones, others)}
 
 
 def tested(record: Record, test: str, quantity: str) -> float:
@@ -108,17 +97,15 @@ def tested(record: Record, test: str, quantity: str) -> float:
 class Runs(NamedTuple):
     """An arm's runs that differ in the seed alone, in the order of the seeds.
 
-    `values`: measure -> one number per run; `curves`: on the validation part, a list of (step, nats) per run;
-    `parameters`: how many are trained; `flop`: FLOPs of a run's training, 0 if no closed form is given;
-    `configuration`: that of all runs, without the seed; `left_out`: measure -> for each run, its value on the test
-    without each of the test's parts, if that was taken.
+    `values`: measure -> one number per run; `parameters`: how many are trained; `flop`: FLOPs of a run's training, 0 if
+    no closed form is given; `configuration`: that of all runs, without the seed; `left_out`: measure -> for each run,
+    its value on the test without each of the test's parts, if that was taken.
     """
 
     arm: str
     configuration: dict[str, Any]
     seeds: tuple[int, ...]
     values: dict[str, tuple[float, ...]]
-    curves: tuple[tuple[tuple[int, float], ...], ...]
     parameters: int
     flop: int
     left_out: Mapping[str, tuple[tuple[float, ...], ...]] = {}
@@ -126,11 +113,6 @@ class Runs(NamedTuple):
     def mean(self, measure: str) -> float:
         """The mean over seeds."""
         return statistics.fmean(self.values[measure])
-
-    def span(self, measure: str) -> str:
-        """Mean and range over seeds, and their number."""
-        values = self.values[measure]
-        return f"{self.mean(measure):.4f} [{min(values):.4f}, {max(values):.4f}]  {len(values)} seeds"
 
 
 class Judged(NamedTuple):
@@ -214,10 +196,6 @@ def joined(group: Sequence[Record], measures: Measures, flop: Flop | None = None
         configuration=_shared(group[0]["configuration"]),
         seeds=tuple(map(seed, group)),
         values={name: tuple(map(measure, group)) for name, measure in measures.items()},
-        curves=tuple(
-            tuple((int(look["step"]), float(look["loss_nats"])) for look in record["facts"]["validation"])
-            for record in group
-        ),
         parameters=int(group[0]["facts"]["parameters"]),
         flop=0 if flop is None else flop(group[0]),
     )

@@ -115,6 +115,4 @@ def run(case: Case) -> dict[str, Any]:
     return {"seeds": seeds, "repetitions": ends, "facts": {"gradients": stages}}
 
 
-def label(case: Case) -> str:
-    """'frozen, residual sums, seed 1'."""
-    return f"{case['arm']}, {'' if case['residual'] else 'no '}residual sums, seed {case['seed']}"
+label = "{arm}, residual={residual}, seed={seed}".format_map

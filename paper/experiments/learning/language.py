@@ -158,11 +158,9 @@ def step_flop(case: Mapping[str, Any]) -> int:
     return training_flop(arm, *sizes, vocab_size=text.VOCAB_SIZE, d_ff=case["d_ff"])
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    words = [case["arm"], f"matched {case['matched']}", f"steps={case['steps']}", f"d={case['d']}"]
-    words += [f"limit={case['limit']}"] * bool(case["limit"]) + [f"dropout={case['dropout']:g}"] * bool(case["dropout"])
-    return ", ".join([*words, f"seed={case['seed']}", f"rate={case['rate']:g}"])
+label = (
+    "{arm}, matched {matched}, steps={steps}, d={d}, limit={limit}, dropout={dropout:g}, seed={seed}, rate={rate:g}"
+).format_map
 
 
 def bits(record: Record) -> float:

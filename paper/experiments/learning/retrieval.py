@@ -147,7 +147,4 @@ def _trained(
     return trainer
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    convolved = " + convolution" if case["convolution"] else ""
-    return f"{case['task']}: {case['arm']}{convolved}, d={case['d']}, seed={case['seed']}, rate={case['rate']:g}"
+label = "{task}: {arm}, convolution={convolution}, d={d}, seed={seed}, rate={rate:g}".format_map

@@ -161,7 +161,4 @@ def _give_back(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    words = [case["arms"], f"N={case['N']}", case["dtype"], *([] if case["K"] == 64 else [f"K={case['K']}"])]
-    return " ".join(words)
+label = "{arms} N={N} K={K} {dtype}".format_map

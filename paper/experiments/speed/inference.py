@@ -9,14 +9,13 @@ memory.
 import copy
 from collections.abc import Iterable, Sequence
 from functools import partial
-from math import comb
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ortho.adapters.conversion import to_standard
-from ortho.checks import expect
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
 from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of
@@ -66,17 +65,11 @@ def _forward(module: nn.Module, x: Tensor, calls: int) -> dict[str, float]:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Quartiles:
-    """(low, median, high): a confidence interval of the median from order statistics, valid for any distribution.
+    """(low, median, high): a confidence interval of the median from order statistics, valid for any distribution."""
+    from scipy.stats import quantile_test
 
-    The median lies outside the k-th smallest and k-th largest of n values with probability 2 P(Bin(n, 1/2) < k).
-    Raises ValueError for too few values.
-    """
-    ordered, n = sorted(values), len(values)
-    k, outside = 0, 0.0
-    while (outside := outside + 2 * comb(n, k) / 2**n) <= 1 - confidence and k < n // 2:
-        k += 1
-    expect(k > 0, "values", f"enough for a confidence of {confidence}", n)
-    return ordered[k - 1], (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[n - k]
+    interval = quantile_test(values, q=0, p=0.5).confidence_interval(confidence)
+    return float(interval.low), median(values), float(interval.high)
 
 
 def gains(records: Iterable[Record]) -> list[Row]:

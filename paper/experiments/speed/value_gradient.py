@@ -120,7 +120,4 @@ def rows(records: Iterable[Record]) -> list[Row]:
     return found
 
 
-def label(case: Case) -> str:
-    """A case in a few words."""
-    words = [f"N={case['N']}", f"d={case['d']}", f"B={case['B']}", case["dtype"], "causal" if case["causal"] else ""]
-    return " ".join(filter(None, words))
+label = "N={N} d={d} B={B} {dtype} causal={causal}".format_map
