@@ -9,7 +9,7 @@ from ortho._cost import Cost
 from ortho.cost import mechanisms as mechanisms
 from ortho.cost.counting import Counts, of
 from ortho.cost.layers import hybrid, layer
-from ortho.cost.models import block, feed_forward, model, text_encoder, vision_transformer
+from ortho.cost.models import block, feed_forward, model
 from ortho.cost.synthesizers import synthesizer
 
 __all__ = [
@@ -22,6 +22,4 @@ __all__ = [
     "model",
     "of",
     "synthesizer",
-    "text_encoder",
-    "vision_transformer",
 ]

@@ -1,15 +1,12 @@
-"""Costs of attention beyond the mechanisms' closed forms: decoding with a cache, choosing pairs."""
+"""What a mechanism's decoding with a cache costs."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ortho._typing import Size
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import KeyValueCache, RingCache, new_cache
-from ortho.checks import one_of
 from ortho.projections import kv_heads
-
-# -------------------------------------------------------------------------------------------------------------- decoded
 
 
 def shared_heads(H: Size, num_kv_heads: Size | None) -> Size:
@@ -57,35 +54,3 @@ def decoded(
         return DecodeCost(2 * B * H * N * (K + V), itemsize * B * G * N * (K + V))
     core = mechanism.cost(B, N, H, K, V, causal=True, itemsize=itemsize, **options)  # heads of keys are copied before
     return DecodeCost(core.decode, core.state_bytes)
-
-
-# ------------------------------------------------------------------------------------------------------- choosing pairs
-
-
-# Without the sparse + linear hybrid, which finds near keys by position.
-CHOOSING = ("top-k", "importance", "routing")
-
-
-class Flops(NamedTuple):
-    """FLOPs of matrix products in a forward pass: what goes into choosing pairs, and into attending to them."""
-
-    choosing: Size
-    attending: Size
-
-    @property
-    def share(self) -> Size:
-        """The share of choosing in the sum of both."""
-        return self.choosing / (self.choosing + self.attending)
-
-
-def choosing(attention: str, N: int, K: int, V: int, *, causal: bool = True, **sizes: Any) -> Flops:
-    """FLOPs of matrix products that the fast form spends on choosing pairs and on attending to them, for a sequence of
-    N tokens; `share` is the share of choosing. `sizes` go to the mechanism's closed form.
-
-    Comparisons are not counted, and "importance" chooses by them alone. Raises ValueError for a mechanism that does not
-    choose.
-    """
-    mechanism = MECHANISMS[one_of("attention", attention, CHOOSING)]
-    whole, one_more = (mechanism.cost(1, N, 1, K, width, causal=causal, **sizes).forward for width in (V, V + 1))
-    attending = (K + V) * (one_more - whole)  # one_more - whole: the cost of one number in each pair
-    return Flops(whole - attending, attending)

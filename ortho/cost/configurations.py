@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortho.cost import Cost, feed_forward, model, text_encoder, vision_transformer
+from ortho._cost import linear_map
+from ortho.cost import Cost, block, feed_forward, model
 from ortho.models.encoders import TextEncoder, VisionTransformer
 from ortho.models.language_model import LanguageModel
 
@@ -17,7 +18,7 @@ class Configuration:
     """A model of L blocks of width d with H heads that reads N tokens, and the number of parameters it was published
     with.
 
-    `sizes` are further arguments of the model's class, `module`, and of its closed form, `declared`; `draw` makes the
+    `sizes` are further arguments of the model's class, `module`, and `declared` is its closed form; `draw` makes the
     inputs. `read_out` says how many tokens the last linear map reads, and how many numbers it makes of each.
     """
 
@@ -46,18 +47,18 @@ class Configuration:
     def cost(self, B: int, **kwargs: Any) -> Cost:
         """What one step on B sequences or images costs, to the model's output, without the loss; `kwargs` are further
         arguments of the closed form (`projection`, `itemsize`, `form`, ...)."""
-        return self.declared(B=B, N=self.N, d=self.d, H=self.H, L=self.L, **self.sizes, **kwargs)
+        return self.declared(self, B, **kwargs)
 
     def step_by_part(self, B: int, **kwargs: Any) -> dict[str, int]:
         """FLOPs of the matrix products in one step, both passes, by part; the arguments are those of `cost`."""
         whole = self.cost(B, **kwargs).step
-        block = replace(self, L=self.L + 1).cost(B, **kwargs).step - whole  # what one more adds
+        one = replace(self, L=self.L + 1).cost(B, **kwargs).step - whole  # what one more block adds
         network = feed_forward(B, self.N, self.d, kwargs.get("d_ff")).step
         tokens, outputs = self.read_out
         read_out = 3 * 2 * B * tokens * self.d * outputs  # forward, into the weights, into the tokens
         return {
-            "embeddings": whole - self.L * block - read_out,
-            "attention": self.L * (block - network),
+            "embeddings": whole - self.L * one - read_out,
+            "attention": self.L * (one - network),
             "networks": self.L * network,
             "read-out": read_out,
         }
@@ -72,9 +73,27 @@ def _images(of: Configuration, B: int, **kind: Any) -> Tensor:
     return torch.randn(B, of.sizes["channels"], size, size, **kind)
 
 
-def _of_images(**sizes: Any) -> Cost:
-    del sizes["N"]  # N follows from the sizes of images and patches
-    return vision_transformer(**sizes)
+def _text_cost(of: Configuration, B: int, **kwargs: Any) -> Cost:
+    return model(B, of.N, of.d, of.H, of.L, **of.sizes, **kwargs)
+
+
+def _tokens_cost(of: Configuration, B: int, **kwargs: Any) -> Cost:
+    vectors = of.sizes["vocab_size"] + 2 + of.N  # tokens, segments, places
+    return _encoder_cost(of, B, of.d, vectors, **kwargs)
+
+
+def _images_cost(of: Configuration, B: int, **kwargs: Any) -> Cost:
+    numbers = of.sizes["channels"] * of.sizes["patch_size"] ** 2
+    patches = linear_map(B, of.N - 1, numbers, of.d, bias=True, input_grad=False)  # images need no gradient
+    own = _encoder_cost(of, B, of.sizes["num_classes"], 1 + of.N, **kwargs)  # a class token, places
+    return own + replace(patches, decode=0)
+
+
+def _encoder_cost(of: Configuration, B: int, outputs: int, vectors: int, **kwargs: Any) -> Cost:
+    """Blocks with biases, a norm, a linear map of the first token, and vectors that are added. Nothing is decoded."""
+    blocks = block(B, of.N, of.d, of.H, bias=True, **kwargs) * of.L
+    whole = blocks + linear_map(B, 1, of.d, outputs, bias=True) + Cost(trained=(2 + vectors) * of.d)
+    return replace(whole, decode=0, state_bytes=0)
 
 
 CONFIGURATIONS = {
@@ -89,7 +108,7 @@ CONFIGURATIONS = {
             L=12,
             parameters=109_482_240,
             module=TextEncoder,
-            declared=text_encoder,
+            declared=_tokens_cost,
             draw=_tokens,
             sizes={"vocab_size": 30522, "max_length": 512},
             read_out=(1, 768),
@@ -103,7 +122,7 @@ CONFIGURATIONS = {
             L=24,
             parameters=354_823_168,
             module=LanguageModel,
-            declared=model,
+            declared=_text_cost,
             draw=_tokens,
             sizes={"vocab_size": 50257, "max_length": 1024, "bias": True},
             read_out=(1024, 50257),
@@ -117,7 +136,7 @@ CONFIGURATIONS = {
             L=12,
             parameters=86_567_656,
             module=VisionTransformer,
-            declared=_of_images,
+            declared=_images_cost,
             draw=_images,
             sizes={"image_size": 224, "patch_size": 16, "num_classes": 1000, "channels": 3},
             read_out=(1, 1000),

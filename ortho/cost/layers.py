@@ -150,26 +150,23 @@ def stopped_layer(
     *,
     head_dim: Size = None,
     num_kv_heads: Size = None,
-    bias: bool = False,
     projection: str = "structured-stopped",
     form: str = "fast",
-    causal: bool = False,
-    input_grad: bool = True,
-    itemsize: int = 4,
+    **kwargs: Any,
 ) -> Cost:
-    """Cost of `FrozenQKAttention(d, H)` on x (B, N, d): backward it recomputes q and k, and calls the kernel."""
+    """Cost of `FrozenQKAttention(d, H)` on x (B, N, d): backward it recomputes q and k, and calls the kernel; `kwargs`
+    are `layer`'s."""
     one_of("projection", projection, [name for name in PROJECTIONS if name.endswith("stopped")])
-    sizes: dict[str, Any] = {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "bias": bias}
-    passes: dict[str, Any] = {"causal": causal, "input_grad": input_grad, "itemsize": itemsize}
-    plain = layer(B, N, d, H, projection=projection, form=form, **sizes, **passes)
+    kwargs |= {"head_dim": head_dim, "num_kv_heads": num_kv_heads, "projection": projection, "form": form}
+    plain = layer(B, N, d, H, attention="softmax", **kwargs)
     if form == "reference":
         return plain
     K, G = head_width(d, H, head_dim), shared_heads(H, num_kv_heads)
-    qk = projection_cost(projection, B, N, d, H, K, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-    call: dict[str, Any] = {"causal": causal, "itemsize": itemsize}
+    call = {name: kwargs[name] for name in ("causal", "itemsize") if name in kwargs}
     kernel = softmax_cost(B, N, H, K, K, qk_grad=False, **call)
     exchanged = frozen_qk_cost(B, N, H, K, K, **call)
-    return plain - kernel + exchanged + Cost(backward=qk.forward)
+    again = projection_cost(projection, B, N, d, H, K, G).forward
+    return plain - kernel + exchanged + Cost(backward=again)
 
 
 def induction_heads(

@@ -1,11 +1,9 @@
 """Closed forms of blocks and whole models.
 
-The loss is not included: counts end at what `forward` returns. An encoder reads its input as a whole,
-so its decoding costs are 0.
+The loss is not included: counts end at what `forward` returns.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ortho._cost import Cost, linear_map
@@ -14,21 +12,14 @@ from ortho.checks import expect
 from ortho.cost.layers import NOT_DERIVED, added, layer
 
 
-def feed_forward(B: Size, N: Size, d: Size, d_ff: Size = None, *, bias: bool = False, itemsize: int = 4) -> Cost:
-    """Cost of `FeedForward(d, d_ff)` on x (B, N, d) that needs a gradient."""
+def feed_forward(
+    B: Size, N: Size, d: Size, d_ff: Size = None, *, gated: bool = False, bias: bool = False, itemsize: int = 4
+) -> Cost:
+    """Cost of `FeedForward(d, d_ff)`, or of `GatedFeedForward(d, d_ff)`, on x (B, N, d) that needs a gradient. The
+    default `d_ff` is the former's, 4 d."""
     d_ff = 4 * d if d_ff is None else d_ff
     up, down = (linear_map(B, N, *sizes, bias=bias, itemsize=itemsize) for sizes in ((d, d_ff), (d_ff, d)))
-    return up + down
-
-
-def gated_feed_forward(B: Size, N: Size, d: Size, d_ff: Size) -> Cost:
-    """Cost of `GatedFeedForward(d, d_ff)` on x (B, N, d) that needs a gradient: three products, two backward for each.
-
-    FLOPs of matrix products and parameters; the other figures are not derived.
-    """
-    weights = 3 * d * d_ff
-    products = {"forward": 2 * B * N * weights, "backward": 4 * B * N * weights, "trained": weights}
-    return Cost(**{**NOT_DERIVED, **products, "decode": 2 * B * weights})
+    return up * (1 + gated) + down
 
 
 def mixture_of_experts(
@@ -101,74 +92,9 @@ def model(
     **kwargs: Any,
 ) -> Cost:
     """Cost of `LanguageModel(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
-    _has_room("N", N, max_length)
+    fits = not (isinstance(N, int) and isinstance(max_length, int)) or max_length >= N
+    expect(fits, "N", f"at most max_length = {max_length}", N)
     places = 0 if max_length is None else max_length
     one = block(B, N, d, H, bias=bias, itemsize=itemsize, **{"causal": True, **kwargs})
     read_out = linear_map(B, N, d, vocab_size, itemsize=itemsize)  # the tied matrix, the tokens' vectors
     return added(one * L, _norm(d, bias), read_out, Cost(trained=places * d))
-
-
-def text_encoder(
-    B: Size,
-    N: Size,
-    d: Size,
-    H: Size,
-    L: Size,
-    *,
-    vocab_size: Size,
-    max_length: Size,
-    num_segments: Size = 2,
-    itemsize: int = 4,
-    **kwargs: Any,
-) -> Cost:
-    """Cost of `TextEncoder(vocab_size, d, H, L, max_length=max_length)` on tokens (B, N); `kwargs` are `block`'s."""
-    _has_room("N", N, max_length)
-    embeddings = Cost(trained=(vocab_size + num_segments + max_length) * d, itemsize=itemsize)
-    pooler = _of_first(B, d, d, itemsize)
-    return added(embeddings, _norm(d, True), _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs), pooler)
-
-
-def vision_transformer(
-    B: Size,
-    d: Size,
-    H: Size,
-    L: Size,
-    *,
-    image_size: Size,
-    patch_size: Size,
-    num_classes: Size,
-    channels: Size = 3,
-    itemsize: int = 4,
-    **kwargs: Any,
-) -> Cost:
-    """Cost of `VisionTransformer(image_size, patch_size, d, H, L, num_classes=num_classes)` on B images.
-
-    The images need no gradient. `kwargs` are `block`'s.
-    """
-    if isinstance(image_size, int) and isinstance(patch_size, int) and image_size % patch_size:
-        raise ValueError(f"patch_size: expected a divisor of image_size = {image_size}, got {patch_size}")
-    numbers = channels * patch_size**2  # in a patch
-    patches = image_size**2 // patch_size**2
-    N = 1 + patches
-    patch_map = linear_map(B, patches, numbers, d, bias=True, input_grad=False, itemsize=itemsize)
-    own = Cost(trained=(1 + N) * d)  # class token, places
-    blocks = _encoder(L, B, N, d, H, itemsize=itemsize, **kwargs)
-    head = _of_first(B, d, num_classes, itemsize)
-    return added(replace(patch_map, decode=0), own, blocks, _norm(d, True), head)
-
-
-def _has_room(name: str, length: Size, max_length: Size | None) -> None:
-    """Raise ValueError for a sequence that the model refuses; symbols are not compared."""
-    fits = not (isinstance(length, int) and isinstance(max_length, int)) or length <= max_length
-    expect(fits, name, f"at most max_length = {max_length}", length)
-
-
-def _encoder(L: Size, *sizes: Size, **kwargs: Any) -> Cost:
-    """Cost of L blocks with biases; the place of their norms makes no difference."""
-    return replace(block(*sizes, bias=True, **kwargs) * L, decode=0, state_bytes=0)
-
-
-def _of_first(B: Size, d: Size, outputs: Size, itemsize: int) -> Cost:
-    """Cost of a linear map of the first token."""
-    made = linear_map(B, 1, d, outputs, bias=True, itemsize=itemsize)
-    return replace(made, decode=0)

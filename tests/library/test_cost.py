@@ -8,7 +8,7 @@ import pytest
 import sympy as sp
 import torch
 from counted import CALLS, SIZES, assert_declared, assert_decodes, assert_formula
-from dynamic_sparse_mechanisms import ALL, ENTRIES, FORMS, centroids, qkv
+from dynamic_sparse_mechanisms import ALL, FORMS, centroids
 from extent import WHOLE, some
 from gradients import trained
 from piecewise import K, V, operands, pieces, takes, ways
@@ -16,13 +16,10 @@ from static_patterns import Parity
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention, TransformerBlock, cost
-from ortho.attention.dynamic_sparse.routing import routing_mask
-from ortho.attention.dynamic_sparse.top_k import top_k_mask
 from ortho.attention.sparse.block_mask import TILE
 from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
-from ortho.cost.attention import CHOOSING, choosing
 from ortho.cost.big_o import big_o, constants, order, symbolic
 from ortho.cost.counting import flop_counter, flops_of, optimiser_bytes
 from ortho.cost.mechanisms import closed_form_of
@@ -259,23 +256,6 @@ def test_sparse_decode(name, form):
         assert flops_of(m.form(form), *last, **call) == declared.decode, N
         _, state = m.form(form)(*last, **call, return_state=True)
         assert sum(part.nbytes for part in state) == declared.state_bytes, N
-
-
-MASKS = {"top-k": partial(top_k_mask, is_causal=True), "routing": partial(routing_mask, is_causal=True)}
-
-
-@pytest.mark.parametrize("name", CHOOSING)
-def test_choosing_and_attending(name):
-    """Together they are the products of the cost; choosing alone is what making the mask takes, as counted."""
-    m = next(m for m in ENTRIES if m.name == name)
-    for length, causal in ((1, True), (50, True), (300, True), *([(300, False)] if m.bidirectional else [])):
-        spent = choosing(name, length, 6, 5, causal=causal)
-        assert sum(spent) == m.cost(1, length, 1, 6, 5, causal=causal).forward
-        assert spent.share == spent.choosing / sum(spent)
-        if name in MASKS and causal:
-            q, k, _ = (x[None, None].float() for x in qkv(length=length, width=6))
-            MASKS[name](q, k)  # draws what it draws once
-            assert flops_of(MASKS[name], q, k) == spent.choosing
 
 
 @pytest.mark.parametrize("name", ["one key", "near"])

@@ -36,7 +36,6 @@ from ortho.attention.dynamic_sparse.sparse_linear import MECHANISM as SPARSE_LIN
 from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_weights
 from ortho.attention.dynamic_sparse.top_k import MECHANISM as TOP_K
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_mask
-from ortho.cost.attention import choosing
 
 PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
 PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
@@ -265,7 +264,6 @@ def test_bad_calls(m, form):
 @pytest.mark.bad_input
 def test_bad_draws_and_sizes():
     refuses("decay: expected a number from 0 to 1, got 1.5", update_centroids, draw_centroids(4), Q, Q, decay=1.5)
-    refuses("attention: expected one of 'top-k', .* got 'window'", choosing, "window", 10, 4, 4)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,7 +8,7 @@ from seeded import draw
 from torch.nn.functional import gelu, silu
 
 from ortho.cost import of
-from ortho.cost.models import gated_feed_forward, mixture_of_experts
+from ortho.cost.models import feed_forward, mixture_of_experts
 from ortho.layers.feed_forward import FeedForward, GatedFeedForward, MixtureOfExperts
 
 D, E = 6, 5
@@ -96,7 +96,7 @@ def test_a_gated_network():
     module, x = GatedFeedForward(D, 9, dtype=torch.float64), draw(2, 3, D).requires_grad_()
     want = (silu(x @ module.weight_gate.T) * (x @ module.weight_up.T)) @ module.weight_down.T
     torch.testing.assert_close(module(x), want, **TOLERANCE)
-    counts, declared = of(module, x), gated_feed_forward(2, 3, D, 9)
+    counts, declared = of(module, x), feed_forward(2, 3, D, 9, gated=True)
     assert (counts.forward, counts.backward, counts.trained) == (declared.forward, declared.backward, declared.trained)
     assert GatedFeedForward(24).weight_up.shape == (64, 24)
     sizes = (sum(p.numel() for p in m.parameters()) for m in (GatedFeedForward(24), FeedForward(24)))
