@@ -1,6 +1,7 @@
 """Declared costs equal counted ones exactly: layers, blocks and models over a grid of sizes and all variants;
-mechanisms in several pieces, and with pairs left out; orders of growth."""
+mechanisms in several pieces, and with pairs left out; orders of growth; the counter itself."""
 
+import itertools
 from functools import partial
 from itertools import product
 
@@ -13,6 +14,7 @@ from extent import WHOLE, some
 from gradients import trained
 from piecewise import K, V, operands, pieces, takes, ways
 from static_patterns import Parity
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ortho import MECHANISMS, PROJECTIONS, LanguageModel, MultiheadAttention, TransformerBlock, cost
@@ -21,7 +23,7 @@ from ortho.attention.sparse.pattern import pattern_mechanism
 from ortho.attention.sparse.window import Window
 from ortho.cost import big_o as sym
 from ortho.cost.big_o import big_o, constants, order, symbolic
-from ortho.cost.counting import flop_counter, flops_of, optimiser_bytes
+from ortho.cost.counting import Allocations, Counts, flop_counter, flops_of, optimiser_bytes, saved_bytes
 from ortho.cost.mechanisms import closed_form_of
 
 # The cost of a mechanism depends on the projection only by whether queries and keys need a gradient; the cost of a
@@ -281,3 +283,79 @@ def test_formulas(name, causal):
 def test_a_pattern_without_a_closed_form_takes_no_symbols():
     with pytest.raises(ValueError, match=r"N: expected an integer, as Parity\(\) has no closed form .*, got N"):
         TESTED["several tilings"].cost(1, sym.N, 1, 4, 4)
+
+
+# --------------------------------------------------------------------------------------------- counts from running code
+
+
+def test_any_module():
+    """PyTorch's own attention, which returns two results; a function; a module that trains nothing; one that is not a
+    part of this package, by hand."""
+    x = torch.zeros(2, 7, 12, requires_grad=True)
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=False, batch_first=True)
+    declared = cost.layer(2, 7, 12, 3, form="reference")
+    found = cost.of(theirs, x, x, x)
+    assert (found.forward, found.trained) == (declared.forward, declared.trained)
+    assert found.step == found.forward + found.backward == declared.step
+    ours = cost.of(MultiheadAttention(12, 3, projection="frozen"), x)
+    assert (ours.trained, ours.frozen) == (2 * 144, 2 * 144)
+    network = torch.nn.Sequential(torch.nn.Linear(12, 5), torch.nn.Tanh())
+    assert cost.of(network, x) == Counts(2 * 14 * 60, 4 * 14 * 60, 65, 0, 4 * 14 * (12 + 5), {})
+    assert cost.of(network.requires_grad_(False), x.detach()) == Counts(2 * 14 * 60, 0, 0, 65, 0, {})
+    assert cost.of(torch.matmul, x, torch.zeros(12, 4)).backward == 2 * 14 * 12 * 4
+
+
+def test_saved_bytes_counts_a_storage_once():
+    x = torch.zeros(4, 6, requires_grad=True)
+    w = torch.zeros(6, 6, requires_grad=True)
+    with saved_bytes(exclude=[w]) as total:
+        y = x @ w + x[:2].repeat(2, 1) @ w  # x is kept twice, as itself and as a copy of half of it
+        assert y.shape == (4, 6)
+    assert total() == 2 * x.numel() * 4
+
+
+def test_products_in_place_and_with_vectors():
+    a, b, out = torch.ones(2, 3, 4), torch.ones(2, 4, 5), torch.ones(2, 3, 5)
+    for call in (lambda: torch.bmm(a, b, out=out), lambda: out.baddbmm_(a, b), lambda: out.baddbmm(a, b)):
+        assert flops_of(call) == 240
+    assert flops_of(lambda: out[0].addmm_(a[0], b[0])) == flops_of(lambda: torch.mm(a[0], b[0], out=out[0])) == 120
+    assert flops_of(lambda: a[0] @ b[0, :, 0]) == 24 and flops_of(lambda: a[0, 0] @ b[0, :, 0]) == 8
+
+
+def test_systems_and_eigenvalues():
+    """A substitution goes over half of the matrix; eigenvalues take a constant times n^3 for each matrix of a batch,
+    whatever its entries (Golub & Van Loan 2013)."""
+    assert flops_of(lambda: torch.linalg.solve_triangular(torch.eye(4), torch.ones(4, 3), upper=False)) == 4 * 4 * 3
+    for lead, n in (((), 4), ((2, 3), 5)):
+        assert flops_of(torch.linalg.eigh, torch.eye(n).expand(*lead, n, n)) == 9 * n**3 * (6 if lead else 1)
+
+
+def _by_the_allocator(step):
+    """(peak, largest) of all blocks that PyTorch's allocator gives out and takes back, from PyTorch's profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = profiler.profiler.kineto_results.events()
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return max(itertools.accumulate(changes)), max(changes)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear", "favor", "aderf"])
+def test_the_count_is_the_allocator_s(name):
+    """Equal up to scalars; softmax in its reference form, as its fused kernel takes blocks that no tensor has."""
+    mechanism = MECHANISMS[name]
+    attention = mechanism.reference if name == "softmax" else mechanism.fast
+    g = torch.Generator().manual_seed(0)
+    *operands, upstream = (torch.randn(1, 2, 200, 16, generator=g) for _ in range(4))
+    operands = [x.requires_grad_() for x in operands]
+
+    def step():
+        o = attention(*operands, is_causal=mechanism.causal)
+        torch.autograd.grad(o, operands, upstream)
+
+    step()  # draws the default features
+    with Allocations() as memory:
+        step()
+    assert memory.live == 0
+    peak, largest = _by_the_allocator(step)
+    assert memory.largest == largest > 0
+    assert memory.peak == pytest.approx(peak, abs=64)

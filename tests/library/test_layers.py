@@ -1,4 +1,5 @@
-"""Layers, blocks and the language model: what is trained, what is kept, conversion, errors."""
+"""Layers, blocks and the language model: heads by the definition, what is trained; projections; weights and their
+dropout; recomputation."""
 
 import io
 from functools import partial
@@ -6,16 +7,15 @@ from functools import partial
 import pytest
 import torch
 from gradients import trained
-from seeded import generator
+from seeded import draw, generator
+from torch import nn
 
-from ortho import MECHANISMS, LanguageModel, MultiheadAttention, TransformerBlock, to_standard
+from ortho import MECHANISMS, FrozenQKAttention, LanguageModel, MultiheadAttention, TransformerBlock, cost, to_standard
+from ortho.cost.models import recomputed
+from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.projections import PROJECTIONS, FrozenProjection, LearnedProjection
 
 FROZEN = ["frozen", "stopped"]
-
-
-def draw(*shape, seed=1, dtype=torch.float32):
-    return torch.randn(*shape, generator=generator(seed), dtype=dtype)
 
 
 def layer(projection, **kwargs):
@@ -101,7 +101,7 @@ def test_sinusoidal_positions_are_fixed_and_as_long_as_the_tokens():
 
 def test_dropout_leaves_out_a_share_of_what_is_added():
     """With zero attention the second half alone adds to x: in training nothing, or 4/3 of it."""
-    block, x = TransformerBlock(8, 2, dropout=0.25, generator=generator()), draw(2, 5, 8)
+    block, x = TransformerBlock(8, 2, dropout=0.25, generator=generator()), draw(2, 5, 8, dtype=torch.float32)
     with torch.no_grad():
         block.attention.weight_o.zero_()
         torch.manual_seed(0)
@@ -138,3 +138,147 @@ def test_each_block_has_a_projection_of_its_own(projection):
     tokens = torch.randint(13, (2, 9), generator=generator(3))
     assert torch.equal(model(tokens), apart(tokens))
     close(to_standard(model)(tokens), model(tokens))
+
+
+# ---------------------------------------------------------------------------------------------------- attention weights
+
+# Two float64 computations of the same sums in different orders, magnified by exponentials of scores up to 20.
+weight_close = partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+B, N, D, H = 2, 40, 12, 3  # N: more than the mini-batch of test-time training
+WITH = [name for name, m in MECHANISMS.items() if m.has_weights]
+
+
+def layer_of(attention="softmax", cls=MultiheadAttention, **kwargs):
+    kwargs = {"attention": attention, **kwargs} if cls is MultiheadAttention else kwargs
+    return cls(D, H, generator=generator(), dtype=torch.float64, **kwargs)
+
+
+def merged(one, x, weights):
+    """The outputs that the weights make of the layer's values."""
+    heads = weights.shape[1]
+    v = (x @ one.weight_v.T).unflatten(-1, (one.num_kv_heads, -1)).transpose(1, 2)
+    v = v.repeat_interleave(heads // one.num_kv_heads, 1)
+    return (weights @ v).transpose(1, 2).flatten(2) @ one.weight_o.T
+
+
+@pytest.mark.parametrize("form", ["fast", "reference"])
+@pytest.mark.parametrize("name", WITH)
+def test_outputs_are_the_weights_times_the_values(name, form):
+    """Also with padding, which gets no weight from any query; gradients are those of the call without weights."""
+    m, x, d_y = MECHANISMS[name], draw(B, N, D), draw(B, N, D, seed=2)
+    one = layer_of(name, form=form)
+    padding = torch.arange(N).expand(B, -1) >= torch.tensor([[N], [6]])
+    for masks in ({}, {"key_padding_mask": padding}):
+        call = {"is_causal": m.causal, **masks}
+        leaf = x.clone().requires_grad_()
+        leaves = [leaf, *trained(one).values()]
+        plain = one(leaf, **call)
+        y, weights = one(leaf, need_weights=True, **call)
+        assert weights.shape == (B, H, N, N)
+        weight_close(y, plain)
+        weight_close(merged(one, x, weights), y)
+        if masks and not m.data_dependent:
+            assert not weights[1, :, :, 6:].any()
+        if m.causal:
+            assert not weights.triu(1).any()
+        if not m.data_dependent:  # a fit's constants see another part of what passes a gradient
+            weight_close(*(torch.autograd.grad(out, leaves, d_y) for out in (y, plain)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_are_those_of_torch(masked):
+    one, x, context = layer_of(dropout=0.1).eval(), draw(B, N, D), draw(B, 5, D, seed=2)
+    padding = torch.tensor([[False] * 5, [False, True, True, False, False]]) if masked else None
+    y, weights = one(x, context, key_padding_mask=padding, need_weights=True)
+    other = one.to_torch()
+    assert (other.dropout, other.training) == (0.1, False)
+    theirs = other(x, context, context, key_padding_mask=padding, average_attn_weights=False)
+    weight_close(y, theirs[0])
+    weight_close(weights, theirs[1])
+
+
+@pytest.mark.parametrize(
+    "cls", [partial(MultiheadAttention, num_kv_heads=1), FrozenQKAttention], ids=["grouped", "stopped"]
+)
+def test_dropout_leaves_out_a_share_of_the_weights(cls):
+    """Only in training. The remaining weights are scaled and make the outputs, and x gets a gradient through them."""
+    one, plain = (cls(D, 4, dropout=p, generator=generator(), dtype=torch.float64) for p in (0.25, 0.0))
+    x = draw(B, 40, D)
+    assert torch.equal(one.eval()(x), plain(x))
+    _, whole = plain(x, need_weights=True)
+    one.train()
+    torch.manual_seed(0)
+    y, weights = one(x, need_weights=True)
+    torch.manual_seed(0)
+    weight_close(one(x), y)
+    weight_close(merged(one, x, weights), y)
+    kept = weights != 0
+    weight_close(weights[kept], whole[kept] / 0.75)
+    # 12,800 weights are left out independently of each other; the bound is five standard errors.
+    assert abs(float((~kept).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    leaf = x.clone().requires_grad_()
+    one(leaf).square().sum().backward()
+    assert leaf.grad.abs().sum() > 0
+
+
+# -------------------------------------------------------------------------------------------------------- recomputation
+
+
+def blocks(count, **kwargs):
+    generator = torch.Generator().manual_seed(0)
+    return [TransformerBlock(D, H, generator=generator, dtype=torch.float64, **kwargs) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("count", "segments"), [(1, 1), (5, None), (5, 1), (5, 3), (5, 5)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_same_numbers(count, segments, causal):
+    """Bit for bit: the same operations run in the same order, the gradients' too."""
+    rows, x = blocks(count), draw(2, N, D).requires_grad_()
+    plain = nn.Sequential(*rows)
+    y = x
+    for block in rows:
+        y = block(y, is_causal=causal)
+    z = Checkpointed(rows, segments)(x, is_causal=causal)
+    upstream = draw(2, N, D, seed=2)
+    leaves = [x, *trained(plain).values()]
+    assert torch.equal(y, z)
+    for one, other in zip(
+        torch.autograd.grad(y, leaves, upstream), torch.autograd.grad(z, leaves, upstream), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_alone(causal):
+    """The weights, N^2 numbers a head, are not kept; all else is."""
+    x = draw(1, 40, D).requires_grad_()
+    layers = []
+    for attention in ("softmax", CheckpointedAttention()):
+        options = {"form": "reference"} if attention == "softmax" else {}
+        layers.append(
+            MultiheadAttention(
+                D, H, attention=attention, generator=torch.Generator().manual_seed(0), dtype=torch.float64, **options
+            )
+        )
+    plain, recomputed = (cost.of(layer, x, is_causal=causal) for layer in layers)
+    assert torch.equal(*(layer(x, is_causal=causal) for layer in layers))
+    assert plain.saved_bytes - recomputed.saved_bytes == 8 * H * 40 * 40 + (40 * 40 if causal else 0)
+    assert 0 < recomputed.backward - plain.backward <= 4 * 40 * 40 * D
+
+
+@pytest.mark.parametrize(("count", "segments"), [(6, 1), (6, 2), (7, 3), (6, 6)])
+def test_declared_is_counted(count, segments):
+    x = draw(1, N, D).requires_grad_()
+    counts = cost.of(Checkpointed(blocks(count), segments), x)
+    declared = recomputed(1, N, D, H, count, segments, itemsize=8)
+    assert (counts.forward, counts.backward) == (declared.forward, declared.backward)
+    assert counts.saved_bytes == segments * 8 * N * D  # the segments' inputs
+
+
+def test_a_recomputed_model_decodes():
+    """With a cache for each block, as the model without recomputation."""
+    model = LanguageModel(9, 8, 2, 3, max_length=12, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([[1, 2, 3]])
+    expected = model.generate(tokens, 5, temperature=0)
+    model.blocks = nn.ModuleList([Checkpointed(model.blocks, segments=2)])
+    assert torch.equal(model.generate(tokens, 5, temperature=0), expected)

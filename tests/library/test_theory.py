@@ -12,10 +12,6 @@ from seeded import draw as normal
 from seeded import generator
 
 from ortho.attention.linear.feature_maps import CosFormer
-from ortho.attention.sparse.blocked_window import BlockedWindow
-from ortho.attention.sparse.dilated import LocalDilated
-from ortho.attention.sparse.fixed import Fixed, FixedColumns
-from ortho.attention.sparse.strided import LocalStrided, Strided
 from ortho.attention.sparse.window import Window
 from ortho.cost.counting import flops_of
 from ortho.theory import associativity, kernels, retrieval, transitions, unbiasedness, variance
@@ -234,10 +230,6 @@ def causal(pattern, n):
     return pattern.mask(n, is_causal=True)
 
 
-def earlier(n):
-    return torch.ones(n, n, dtype=torch.bool).tril()
-
-
 def paths(masks, residual):
     """Where (n, n) token i holds what token j had, found by following each path from each token, layer by layer."""
     n = len(masks[0])
@@ -265,37 +257,6 @@ def test_layers_between_is_the_first_power_that_reaches():
         through = reached(*[mask] * number) if number else torch.eye(12, dtype=torch.bool)
         assert torch.equal(through, (layers >= 0) & (layers <= number))
     assert (layers < 0).any() and layers.max() > 2
-
-
-@pytest.mark.parametrize("l", [1, 2, 3, 5, 8, 40])
-def test_two_strided_layers_reach_every_earlier_token(l):
-    """Two layers do in either order, with l keys in the window; with one key fewer they miss some tokens as soon as
-    there are l. Neither layer suffices alone, however often it is repeated."""
-    for n in LENGTHS:
-        window, columns = causal(Window(l), n), causal(Strided(l), n)
-        for layers in ((window, columns), (columns, window)):
-            assert torch.equal(reached(*layers, residual=False), earlier(n))
-        if 1 < l <= n:
-            fewer = causal(Window(l - 1), n)
-            assert not torch.equal(reached(fewer, columns), earlier(n))
-        if 1 < l < n:
-            assert not torch.equal(reached(window, window), earlier(n)) or n <= 2 * l - 1
-            assert layers_to_reach(columns) is None
-        for pattern in (LocalStrided(l), LocalDilated(l)):
-            assert layers_to_reach(causal(pattern, n)) <= 2
-
-
-@pytest.mark.parametrize(("l", "c"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 2), (7, 7), (40, 1)])
-def test_two_fixed_layers_reach_every_earlier_token(l, c):
-    """Two layers do with blocks first, then summaries. The other way round, a token that is not a summary does not
-    leave its block. Without residual connections a token before its block's summaries loses what it has."""
-    for n in LENGTHS:
-        blocks, summaries = causal(BlockedWindow(l), n), causal(FixedColumns(l, c), n)
-        assert torch.equal(reached(blocks, summaries), earlier(n))
-        assert layers_to_reach(causal(Fixed(l, c), n)) <= 2
-        if n > l > c:
-            assert not reached(summaries, blocks)[l, 0]
-            assert not reached(blocks, summaries, residual=False)[0, 0]
 
 
 @pytest.mark.parametrize("w", [1, 2, 3, 5, 12, 40])
