@@ -10,7 +10,7 @@ from inspect import isclass
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from extent import WHOLE
+from sample import WHOLE
 
 CALLS = 8 if WHOLE else 2
 typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int may stand for a float, as with mypy

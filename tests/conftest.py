@@ -8,8 +8,8 @@ saves. Annotations are checked at run time, except in tests whose marker says th
 import os
 
 import annotation_checks
-import extent
 import pytest
+import sample
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 annotation_checks.install()
@@ -18,7 +18,7 @@ UNCHECKED = ("bad_input", "unchecked")
 
 
 def pytest_collection_modifyitems(config, items):
-    if extent.WHOLE:
+    if sample.WHOLE:
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=left_out)

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import sympy as sp
 import torch
-from extent import WHOLE
+from sample import WHOLE
 from torch.utils._pytree import tree_leaves
 
 from ortho.cost import Cost, of

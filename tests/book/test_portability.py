@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from extent import some
+from sample import some
 
 from tools import notebooks
 

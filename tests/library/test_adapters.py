@@ -15,9 +15,9 @@ from adapted_models import MODELS, TOLERANCE, D, H, N, NamedAttention, OfTorch, 
 from adapter_cases import CASES, judged, same, state_of
 from adapter_models import MODELS as TABLE_MODELS
 from adapter_models import Attention, build, data, run, tf
-from extent import WHOLE
 from gradients import trained
 from refusals import refuses
+from sample import WHOLE
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.nn.utils import parametrizations, parametrize, prune

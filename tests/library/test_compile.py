@@ -12,8 +12,8 @@ from shutil import which
 import pytest
 import torch
 from compiled_models import CASES, causal
-from extent import WHOLE
-from extent import WHOLE as EVERY
+from sample import WHOLE
+from sample import WHOLE as EVERY
 from torch.autograd import forward_ad
 
 from ortho import MECHANISMS

@@ -10,9 +10,9 @@ import sympy as sp
 import torch
 from counted import CALLS, SIZES, assert_declared, assert_decodes, assert_formula
 from dynamic_sparse_mechanisms import ALL, FORMS, centroids
-from extent import WHOLE, some
 from gradients import trained
 from piecewise import K, V, operands, pieces, takes, ways
+from sample import WHOLE, some
 from static_patterns import Parity
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop

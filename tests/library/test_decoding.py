@@ -8,7 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from extent import some
+from sample import some
 from seeded import draw
 from static_patterns import RULES
 

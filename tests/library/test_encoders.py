@@ -4,16 +4,33 @@ from itertools import product
 
 import pytest
 import torch
-from drawn_models import assert_near, drawn, norm
 from seeded import generator
 from torch import nn
 from torch.nn.functional import dropout as drop
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, layer_norm
 
 from ortho import FrozenQKAttention, HybridAttention, LanguageModel, PositionalHeads, TextEncoder, VisionTransformer
 from ortho.layers.positional import sinusoidal_positions
 from ortho.models.encoder_decoder import EncoderDecoder
 from ortho.models.generation import next_token
+
+
+def drawn(model):
+    """The model with every parameter drawn anew, so that no bias is 0 and no gain is 1."""
+    source = generator(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source, dtype=parameter.dtype) / 2)
+    return model
+
+
+def norm(x, module):
+    return layer_norm(x, x.shape[-1:], module.weight, module.bias, module.eps)
+
+
+def assert_near(got, wanted):
+    """Two float64 computations of the same: about a hundred roundings of 1e-16 each, on numbers of about 10."""
+    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
 
 
 def text(**kwargs):
@@ -94,7 +111,7 @@ def test_vision_transformer_by_its_formulas(form):
 
 START, STOP, VOCAB = 1, 2, 11
 SEVEN_AND_ONE = {"layer": HybridAttention, "heads": {"learned": 1, "positional": 3}}
-ARMS = {
+VARIANTS = {
     "learned": {},
     "frozen": {name: {"projection": "frozen"} for name in ("encoder", "decoder", "cross")},
     "stopped": {
@@ -106,7 +123,7 @@ ARMS = {
     "positional": {"encoder": {"layer": PositionalHeads}, "cross": {"attention": "linear"}},
     "one head": {"encoder": {"num_heads": 1, "head_dim": 2}, "decoder": {"attention": "rotary"}, "max_length": None},
 }
-EVERY_ARM = pytest.mark.parametrize("arm", ARMS)
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def model(**kwargs):
@@ -169,9 +186,9 @@ def test_it_is_pytorchs_layers_one_after_the_other(positions):
     assert_near(ours(source, target, mask), norm(y, ours.norm_target) @ tables["target"].tokens.T)
 
 
-@EVERY_ARM
-def test_what_stands_in_the_padding_and_how_long_it_is_makes_no_difference(arm):
-    ours, (source, target), mask = model(**ARMS[arm]), texts(), padding()
+@EVERY_VARIANT
+def test_what_stands_in_the_padding_and_how_long_it_is_makes_no_difference(variant):
+    ours, (source, target), mask = model(**VARIANTS[variant]), texts(), padding()
     logits = ours(source, target, mask)
     assert_near(ours(torch.where(mask, source, 0), target, mask), logits)
     for row, length in enumerate((7, 4, 1)):
@@ -181,13 +198,13 @@ def test_what_stands_in_the_padding_and_how_long_it_is_makes_no_difference(arm):
     assert (unmasked - logits)[1:].abs().amax((1, 2)).min() > 1e-6  # without the mask it makes one
 
 
-@EVERY_ARM
-def test_every_trained_parameter_has_a_gradient(arm):
+@EVERY_VARIANT
+def test_every_trained_parameter_has_a_gradient(variant):
     """Except the norm before a cross-attention with a stopped gradient: its output makes nothing but queries."""
-    ours, (source, target) = model(**ARMS[arm]), texts()
+    ours, (source, target) = model(**VARIANTS[variant]), texts()
     ours(source, target, padding()).square().sum().backward()
     without = {name for name, p in ours.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())}
-    assert without == ({f"decoder.{i}.norm_cross.weight" for i in range(2)} if arm == "stopped" else set())
+    assert without == ({f"decoder.{i}.norm_cross.weight" for i in range(2)} if variant == "stopped" else set())
 
 
 def greedy(ours, source, mask, most):
@@ -203,10 +220,10 @@ def greedy(ours, source, mask, most):
     return torch.tensor([row + [STOP] * (longest - len(row)) for row in rows])
 
 
-@EVERY_ARM
-def test_greedy_decoding_with_caches_is_that_without(arm):
-    ours, ends = model(**ARMS[arm]), set()
-    for seed in range(4 if arm == "learned" else 2):
+@EVERY_VARIANT
+def test_greedy_decoding_with_caches_is_that_without(variant):
+    ours, ends = model(**VARIANTS[variant]), set()
+    for seed in range(4 if variant == "learned" else 2):
         source, mask = texts(seed=seed)[0], padding()
         got = ours.generate(source, mask, start=START, stop=STOP, max_length=9)
         assert torch.equal(got, greedy(ours, source, mask, 9))
@@ -214,7 +231,7 @@ def test_greedy_decoding_with_caches_is_that_without(arm):
     if ours.max_length is not None:
         got = ours.generate(source, mask, start=START, stop=STOP)
         assert torch.equal(got, greedy(ours, source, mask, 12))
-    assert arm != "learned" or ends == {True, False}  # some rows end and some do not
+    assert variant != "learned" or ends == {True, False}  # some rows end and some do not
 
 
 def test_dropout_of_embeddings_and_of_each_part(monkeypatch):

@@ -157,11 +157,11 @@ def test_attention_to_a_context_of_equal_length(attention, form):
 def test_other_gates_and_none():
     """A layer has the gates that it is given: made from the keys' tokens, trained under every projection, and kept by a
     conversion. A mechanism without gates has none. Gates are drawn last, so that they change no other weight's draw."""
-    own, told = layer(), layer(gates={"beta": ReflectingWriteStrength})
-    assert type(own.gates["beta"]) is WriteStrength and type(told.gates["beta"]) is ReflectingWriteStrength
-    assert type(told.gates["log_decay"]) is ChannelDecay
+    own, given = layer(), layer(gates={"beta": ReflectingWriteStrength})
+    assert type(own.gates["beta"]) is WriteStrength and type(given.gates["beta"]) is ReflectingWriteStrength
+    assert type(given.gates["log_decay"]) is ChannelDecay
     x, context = draw(2, 5, 12), draw(2, 7, 12, seed=1)
-    assert not torch.equal(own(x), told(x))
+    assert not torch.equal(own(x), given(x))
     for projection in PROJECTIONS:
         one = layer("gated-delta", projection=projection, gates={"beta": ReflectingWriteStrength})
         trained = {n for n, _ in one.named_parameters() if n.startswith("gates.")}

@@ -9,8 +9,8 @@ import pytest
 import sympy as sp
 import torch
 from counted import SIZES, assert_declared, assert_decodes, assert_decodes_with_cache, assert_formula
-from extent import WHOLE
 from refusals import refusals
+from sample import WHOLE
 
 from ortho import PROJECTIONS
 from ortho.attention import MECHANISMS

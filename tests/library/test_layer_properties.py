@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from extent import WHOLE, repeats
 from gradients import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from sample import WHOLE, repeats
 from synthesizer_layers import CASES
 
 from ortho import (

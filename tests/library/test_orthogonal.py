@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 import torch
-from extent import some
 from gradients import trained
 from refusals import refuses
+from sample import some
 from scipy import stats
 from seeded import generator
 

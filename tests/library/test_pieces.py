@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 import torch
-from extent import WHOLE, some
 from piecewise import PIECEWISE, K, differentiated, operands, part, per_token, pieces, takes, ways, with_gaps
 from refusals import refuses
+from sample import WHOLE, some
 from seeded import draw
 
 from ortho import MECHANISMS

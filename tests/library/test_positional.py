@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 import torch
-from extent import repeats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusals, refuses
+from sample import repeats
 from seeded import draw
 from torch.nn.functional import linear
 

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from extent import some
 from piecewise import ways
+from sample import some
 from seeded import draw
 
 from ortho import MECHANISMS

@@ -16,10 +16,10 @@ from functools import partial
 
 import pytest
 import torch
-from extent import WHOLE, repeats
 from gradients import step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import WHOLE, repeats
 
 from ortho import MECHANISMS, PROJECTIONS, MultiheadAttention
 

@@ -6,7 +6,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 import torch
-from extent import some
+from sample import some
 from scipy import stats
 from seeded import generator
 

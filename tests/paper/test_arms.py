@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from extent import some
 from gradients import trained
+from sample import some
 from seeded import generator
 from torch.nn.functional import cross_entropy
 

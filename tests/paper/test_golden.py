@@ -7,8 +7,8 @@ import json
 
 import golden_runs
 import pytest
-from extent import WHOLE
 from golden_runs import STORED, TIMES, deviation, figures
+from sample import WHOLE
 
 GOLDEN = json.loads(STORED.read_text())
 RUNS = {f"{run['experiment']}, {run['case'].get('arm')}": run for run in GOLDEN["runs"]}

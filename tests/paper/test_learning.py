@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from experiment_fakes import go, only, without_seconds
-from extent import some
+from sample import some
 
 from paper import experiments
 from paper.experiments import measure
