@@ -345,17 +345,6 @@ def test_state_at_great_length(name):
         assert got == pytest.approx(float(Fraction(ones, total)), abs=length * ULP)
 
 
-MATRIX_BAD = [
-    (lambda: PATTERNS["left"].weights(0), "n: expected an integer of at least 1, got 0"),
-    (lambda: Recent("", 0), "width: expected an integer of at least 1, got 0"),
-]
-
-
-@refusals(MATRIX_BAD)
-def test_matrix_errors(refused):
-    refused()
-
-
 # --------------------------------------------------------------------------------------------------------------- layers
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
@@ -398,6 +387,8 @@ def decoded(m, x, **kwargs):
 
 
 LAYER_BAD = [
+    (lambda m, x: PATTERNS["left"].weights(0), "n: expected an integer of at least 1, got 0"),
+    (lambda m, x: Recent("", 0), "width: expected an integer of at least 1, got 0"),
     (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
     (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
     (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),

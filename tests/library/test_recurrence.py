@@ -328,16 +328,8 @@ def test_wrong_states(form):
             [state[0], *(x[..., :0, :] for x in state[1:3]), *state[3:]],
         ):
             refuses("initial_state: expected", form, q, k, v, loss=loss, initial_state=tuple(wrong))
-        refuses(
-            r"initial_state: expected keys of 1 to 4 tokens, got 6",
-            form,
-            q,
-            k,
-            v,
-            loss=loss,
-            initial_state=state,
-            mini_batch_size=4,
-        )
+        call = {"loss": loss, "initial_state": state, "mini_batch_size": 4}
+        refuses("initial_state: expected keys of 1 to 4 tokens, got 6", form, q, k, v, **call)
 
 
 def test_values_by_hand():
