@@ -65,8 +65,11 @@ LOOKS = {
 COLOURS = {name: look.colour for name, look in LOOKS.items()}
 LABELS = {name: look.label or name for name, look in LOOKS.items()}
 
+# Inches. A phone shows a figure 350 pixels wide, two thirds of this: a label of 10 points can still be read there.
+WIDTH = 5.4
+
 _STYLE: dict[Any, Any] = {
-    "figure.figsize": (7.0, 3.8),
+    "figure.figsize": (WIDTH, 3.6),
     "figure.dpi": 110,
     "figure.facecolor": "white",  # also on a dark page: the palette is made for white
     "figure.constrained_layout.use": True,
@@ -111,18 +114,20 @@ def use(image: str = "svg") -> None:
         set_matplotlib_formats(image, metadata=metadata, bbox_inches=None)
 
 
-def figure(columns: int = 1, *, height: float = 3.8, share_y: bool = False) -> tuple[Figure, Any]:
-    """A figure of full text width with `columns` axes side by side; returns (figure, axes)."""
-    use_size = (7.0, height) if columns < 3 else (9.0, height)
-    return plt.subplots(1, columns, figsize=use_size, sharey=share_y)
+def figure(panels: int = 1, *, height: float = 3.6, **shared: Any) -> tuple[Figure, Any]:
+    """A figure with panels below each other, each `height` inches high: side by side, a phone would show none of them.
 
-
-def grid(rows: int, height: float, *, more: float = 0.0, **shared: Any) -> tuple[Figure, Any]:
-    """A figure of `rows` rows of two axes, each `height` inches high, with `more` inches for legends and labels.
-
-    Returns (figure, axes); the axes are an array (rows, 2) even of one row. `shared` says which share an axis.
+    Returns (figure, axes). `shared` goes to `subplots`: `sharex`, `sharey`, `height_ratios`.
     """
-    return plt.subplots(rows, 2, figsize=(7.0, more + height * rows), squeeze=False, **shared)
+    return plt.subplots(panels, 1, figsize=(WIDTH, height * panels), **shared)
+
+
+def grid(rows: int, height: float, *, columns: int = 2, more: float = 0.0, **shared: Any) -> tuple[Figure, Any]:
+    """A figure of `rows` rows of axes, each `height` inches high, with `more` inches in all for legends and labels.
+
+    Returns (figure, axes); the axes are an array (rows, columns) even of one row. `shared` says which share an axis.
+    """
+    return plt.subplots(rows, columns, figsize=(WIDTH, more + height * rows), squeeze=False, **shared)
 
 
 def style(name: str) -> dict[str, Any]:

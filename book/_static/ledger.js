@@ -51,6 +51,7 @@
     const search = document.createElement("input");
     search.type = "search";
     search.name = "words";
+    search.placeholder = "or an id: S0.4.1d";
     const selects = KEYS.map((key) => {
       const values = [...new Set(claims.map((claim) => claim[key]))].sort();
       const text = key === "chapter" ? title : String;
@@ -94,6 +95,8 @@
         }
         count += visible;
       });
+      const only = count === 1 && claims.find((claim) => !claim.row.hidden);
+      if (only) only.row.querySelector("details")?.setAttribute("open", ""); // who looks for one claim wants its evidence
       status.textContent = `${count} of ${claims.length} claims`;
       const told = controls.filter((control) => control.value && control.value !== "claim");
       const query = new URLSearchParams(told.map((control) => [control.name, control.value])).toString();
