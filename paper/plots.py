@@ -155,8 +155,12 @@ def error_bars(
 
 
 def powers_of_two(axis: Axes, values: Iterable[float]) -> None:
-    """A logarithmic x axis (base 2) whose ticks are exactly the given sizes, written in full."""
+    """A logarithmic x axis (base 2) whose ticks are exactly the given sizes; k stands for 1,024."""
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(FixedLocator(list(values)))
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _size(value)))
+
+
+def _size(value: float) -> str:
+    return f"{value / 1024:.0f}k" if value >= 1024 and value % 1024 == 0 else f"{value:,.0f}"

@@ -1,3 +1,21 @@
+/* Makes a formula that is wider than its place smaller, down to a point: cut off, it would say something else. What is
+   wider still scrolls. */
+window.addEventListener("load", async () => {
+  "use strict";
+  const SMALLEST = 0.6; // of the text's size
+  await window.MathJax?.startup?.promise;
+  function fit() {
+    for (const drawing of document.querySelectorAll("mjx-container")) {
+      const place = drawing.hasAttribute("display") ? drawing : drawing.parentElement;
+      drawing.style.fontSize = "";
+      const share = place.clientWidth / place.scrollWidth;
+      if (share < 1) drawing.style.fontSize = `${100 * Math.max(SMALLEST, 0.99 * share)}%`;
+    }
+  }
+  fit();
+  window.addEventListener("resize", fit);
+});
+
 /* Keeps a formula and the sign behind or before it on one line. A browser takes a formula in a sentence for a picture,
    beside which a line may end: ". " would begin the next one. */
 window.addEventListener("load", async () => {
