@@ -16,6 +16,13 @@ def outcome(value=1.0):
     return {"seeds": {"inputs": 0}, "repetitions": {"arm": {"forward_s": [value, value]}}}
 
 
+def made_up(experiment, case, tests, *, device="cpu-x", **facts):
+    """A record as a training run leaves it; `tests` has what each test found."""
+    facts = {"loss": [1.0], "validation": [], "parameters": 10, "train_s": 1.0, **facts}
+    own = {"experiment": experiment, "device": device, "configuration": case, "provenance": {"device_name": "x"}}
+    return own | {"repetitions": tests, "facts": facts}
+
+
 def fake(run=lambda _: outcome(), name="fake", works=(1, 1, 1), **kwargs):
     def cases(_):
         return [{"index": index, "work": work} for index, work in enumerate(works)]

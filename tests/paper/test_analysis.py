@@ -3,6 +3,7 @@
 from math import log
 
 import pytest
+from experiment_fakes import made_up
 
 from paper.experiments.learning import (
     analysis,
@@ -24,9 +25,7 @@ def record(name, case, tests, **facts):
         test: {"correct_fraction": [correct], "faultless_fraction": [correct / 2], "loss_nats": [nats]}
         for test, (correct, nats) in tests.items()
     }
-    facts = {"loss": [1.0, 0.5], "validation": [], "parameters": 10, "train_s": 11.0, **facts}
-    own = {"experiment": name, "device": "here", "configuration": case, "provenance": {"device_name": "a machine"}}
-    return {**own, "repetitions": found, "facts": facts}
+    return made_up(name, case, found, device="here", **facts)
 
 
 # ------------------------------------------------------------------------------------------------- independent runs
@@ -69,9 +68,9 @@ def test_rows_are_over_the_seeds_that_count(several):
 def model(arm, seed, bits, rate=0.01, **changes):
     """A run on bytes."""
     sizes = {"steps": 2, "B": 2, "N": 16, "d": 16, "H": 2, "L": 1, "tested": 4}
-    looks = [{"step": step, "loss_nats": bits * TWO + 1 / step} for step in (1, 2)]
+    evaluations = [{"step": step, "loss_nats": bits * TWO + 1 / step} for step in (1, 2)]
     case = language.case(arm, seed, rate, matched="steps", **sizes) | changes
-    return record("bytes", case, {"test": (0.5, bits * TWO)}, validation=looks)
+    return record("bytes", case, {"test": (0.5, bits * TWO)}, validation=evaluations)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +113,14 @@ def test_only_seeds_that_both_have_are_compared():
 
 
 def test_what_was_learnt_how_often_and_when():
-    def run(arm, seed, correct, looks):
-        seen = [{"step": 10 * (i + 1), "correct_fraction": look, "loss_nats": 1.0} for i, look in enumerate(looks)]
+    def run(arm, seed, correct, shares):
+        seen = [{"step": 10 * (i + 1), "correct_fraction": share, "loss_nats": 1.0} for i, share in enumerate(shares)]
         case = synthetic.case("induction", arm, seed, steps=40)
         return record("synthetic", case, {"hops: 1": (correct, 0.5)}, validation=seen)
 
     runs = [
         run("learned", 3, 0.95, [0.2, 0.91, 0.95]),
-        run("learned", 1, 0.90, [0.2, 0.5, 0.89]),  # no look was as good as the test
+        run("learned", 1, 0.90, [0.2, 0.5, 0.89]),  # no evaluation was as good as the test
         run("learned", 2, 0.89, [0.2, 0.95, 0.89]),  # no success in the end
         run("learned", rates.TUNING, 1.0, [1.0]),
         run("frozen", 1, 0.1, [0.1]),

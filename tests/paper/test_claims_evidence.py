@@ -4,6 +4,7 @@ from math import sqrt
 
 import pytest
 import torch
+from experiment_fakes import made_up
 
 from paper.claims.shared import gates_and_losses as forms
 from paper.claims.shared import inputs, methods
@@ -64,8 +65,7 @@ def records(product, one, device="cpu-x"):
         for seed, share in enumerate(shares, 1):
             answered = {**dict.fromkeys(reversed(BEYOND), share), "tokens 1 to 16": 1.0}
             tests = {t: {"correct_fraction": [x], "faultless_fraction": [x]} for t, x in answered.items()}
-            case = {"arm": arm, "seed": seed, "rate": 1e-2}
-            yield {"experiment": "permutations", "device": device, "configuration": case, "repetitions": tests}
+            yield made_up("permutations", {"arm": arm, "seed": seed, "rate": 1e-2}, tests, device=device)
 
 
 HIGH, LOW = (0.9, 0.92, 0.94, 0.96, 0.98), (0.3, 0.31, 0.32, 0.33, 0.34)

@@ -3,6 +3,7 @@
 from math import log
 
 import pytest
+from experiment_fakes import made_up
 
 from paper.claims import Verdict
 from paper.claims.shared import does_freezing_hold as freezing
@@ -21,10 +22,7 @@ BIT = log(2)  # nats
 def record(case, tests, **facts):
     """One run; `tests` has the numbers of each test."""
     tests = {test: {quantity: [value] for quantity, value in found.items()} for test, found in tests.items()}
-    facts = {"loss": [1.0], "validation": [], "parameters": 10, "train_s": 1.0, **facts}
-    # An experiment for which no learning rate was chosen.
-    made = {"experiment": "made-up", "device": CPU, "configuration": case, "provenance": {}}
-    return made | {"repetitions": tests, "facts": facts}
+    return made_up("made-up", case, tests, device=CPU, **facts)  # an experiment for which no learning rate was chosen
 
 
 def text(arm, bits, **choice):

@@ -3,6 +3,7 @@
 from math import inf
 
 import pytest
+from experiment_fakes import made_up
 
 from paper.experiments.learning import copying, ladder
 from paper.experiments.learning.copying_analysis import CONVOLVED, KV_SHIFT, SELECTIVE, judged, jump, sign_flips
@@ -20,8 +21,8 @@ def test_a_run(outcome):
     """Every budget is tested as the ladder tests it, to the bit; the model is evaluated on the way."""
     case, found = outcome
     facts = found["facts"]
-    assert [look["budget"] for look in facts["validation"]] == [1, 2, 4]
-    assert [look["step"] for look in facts["looks"]] == [12, 24]  # the trunk of 4 times 12 steps ends at 38
+    assert [one["budget"] for one in facts["validation"]] == [1, 2, 4]
+    assert [one["step"] for one in facts["looks"]] == [12, 24]  # the trunk of 4 times 12 steps ends at 38
     assert {"bits", "repeats_bits", "step"} == set(facts["looks"][0])
     assert found["repetitions"] == ladder.run(case)["repetitions"]
 
@@ -33,12 +34,11 @@ def record(kind, seed, jumps_at, bits, step_s=0.1):
     looks = [{"step": 300 * n, "repeats_bits": {"goes on": 0.4 if n >= jumps_at else 1.0}} for n in copying.LOOKS]
     last = {"budget": 64, "step": 19200, "step_s": step_s, "repeats_bits": {"goes on": 0.4 if jumps_at <= 64 else 1.0}}
     repetitions = {"32 x": {"test_bits": [bits + 0.1]}, "64 x": {"test_bits": [bits]}}
-    facts = {"looks": looks, "validation": [last]}
-    return {"configuration": case, "repetitions": repetitions, "facts": facts}
+    return made_up("copying", case, repetitions, looks=looks, validation=[last])
 
 
 def test_the_jump():
-    """The first look from which on all stay below; a run that goes back has not jumped before."""
+    """The first evaluation from which on all stay below; a run that goes back has not jumped before."""
     size = 300 * 1024
     assert [jump(record(CONVOLVED, 1, n, 2.0)) for n in (1, 7, 64, 65)] == [size, 8 * size, 64 * size, inf]
     back = record(CONVOLVED, 1, 7, 2.0)

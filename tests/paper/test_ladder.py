@@ -6,6 +6,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
+from experiment_fakes import made_up
 
 from ortho import cost
 from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_tables, rates
@@ -43,13 +44,13 @@ def outcome():
 
 def test_a_run(outcome):
     """Each budget is tested, as a model of its own steps; parts average to the whole; places and sorts too."""
-    looks = outcome["facts"]["validation"]
-    assert [(look["budget"], look["step"]) for look in looks] == [(1, 4), (2, 8)]
-    for look in looks:
-        parts = outcome["repetitions"][f"{look['budget']} x"]
+    evaluations = outcome["facts"]["validation"]
+    assert [(one["budget"], one["step"]) for one in evaluations] == [(1, 4), (2, 8)]
+    for one in evaluations:
+        parts = outcome["repetitions"][f"{one['budget']} x"]
         assert len(parts["test_bits"]) == len(parts["validation_bits"]) == 3
-        assert abs(np.mean(parts["validation_bits"]) * log(2) - look["loss_nats"]) < 1e-5
-        shares, bits = look["repeats_fraction"], look["repeats_bits"]
+        assert abs(np.mean(parts["validation_bits"]) * log(2) - one["loss_nats"]) < 1e-5
+        shares, bits = one["repeats_fraction"], one["repeats_bits"]
         assert abs(sum(shares.values()) - 1) < 1e-4
         whole = sum(shares[name] * bits[name] for name in shares)
         blocks = np.average(parts["test_bits"], weights=[3, 3, 2])
@@ -114,15 +115,8 @@ def record(arm, seed, bits, text="python", budget=16, **sizes):
     parts = {
         f"{n} x": {"test_bits": [bits + 0.001 * i for i in range(4)], "validation_bits": [bits]} for n in (1, budget)
     }
-    looks = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
-    return {
-        "experiment": "ladder",
-        "device": "cpu-x",
-        "provenance": {"device_name": "x"},
-        "configuration": configuration,
-        "repetitions": parts,
-        "facts": {"validation": looks},
-    }
+    evaluations = [{"budget": n, "step_s": 0.1 if arm == "learned" else 0.05} for n in (1, budget)]
+    return made_up("ladder", configuration, parts, validation=evaluations)
 
 
 def test_hypotheses():

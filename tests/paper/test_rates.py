@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from experiment_fakes import made_up
 
 from paper.experiments.learning import rates, studies, study
 
@@ -13,8 +14,7 @@ def make(arm, seed, nats, rate=0.01, device="cpu-a", **changes):
     """A record of a loss on the validation part."""
     evaluations = [{"step": step, "loss_nats": nats + 1 / step - 0.5} for step in (1, 2)]
     case = study.case(studies.PARITY_STUDY, arm, seed, rate, steps=2, B=2, tested=4) | changes
-    own = {"experiment": "parity", "device": device, "configuration": case, "repetitions": {}}
-    return own | {"facts": {"validation": evaluations, "loss": [1.0]}}
+    return made_up("parity", case, {}, device=device, validation=evaluations)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiment_fakes import made_up
 
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.learning import fine_tuning, fitting, language, rates, retrieval
@@ -164,32 +165,26 @@ def tiny(arm=UNTRAINED, name="mqar", **changed):
     ("arm", "name"), [*((arm, "mqar") for arm in ARMS), *((LEARNED, name) for name in list(SETTINGS)[1:])]
 )
 def test_a_run_climbs_with_what_it_has_learnt(arm, name, monkeypatch):
-    """The share to reach is 0, so that every model stops at the first look at each length, and one model goes on. Arms
+    """The share to reach is 0: every model stops at the first evaluation at each length, and one model goes on. Arms
     and tasks are independent: not every pair is run."""
     models, trained = [], retrieval._trained
     monkeypatch.setattr(retrieval, "_trained", lambda model, *own: models.append(model) or trained(model, *own))
     found = retrieval.run(tiny(arm, name, success_fraction=0.0, enough_fraction=0.0))
     assert list(found["repetitions"]) == ["16 tokens", "32 tokens"]
-    assert [(look["N"], look["step"]) for look in found["facts"]["validation"]] == [(16, 1), (32, 1)]
+    assert [(one["N"], one["step"]) for one in found["facts"]["validation"]] == [(16, 1), (32, 1)]
     assert models[0] is models[1]
 
 
 def record(arm, seed, shares, name="mqar", steps=100, rate=3e-3, **sizes):
-    """A run with these shares of right answers, length by length; at each length the second look has this share."""
+    """A run with these shares of right answers by length; at each the second evaluation has this share."""
     tests = {part(N): {"correct_fraction": [share]} for N, share in zip(LENGTHS, shares, strict=False)}
-    looks = [
+    evaluations = [
         {"N": N, "step": step, "correct_fraction": share if step == steps else 0.1, "loss_nats": 1.1 - share}
         for N, share in zip(LENGTHS, shares, strict=False)
         for step in (steps // 2, steps)
     ]
-    return {
-        "experiment": "made-up",
-        "device": "cpu-x",
-        "provenance": {"device_name": "x"},
-        "configuration": retrieval.case(name, arm, seed=seed, rate=rate, **sizes),
-        "repetitions": tests,
-        "facts": {"validation": looks, "loss": [1.0], "train_s": 1.0},
-    }
+    case = retrieval.case(name, arm, seed=seed, rate=rate, **sizes)
+    return made_up("made-up", case, tests, validation=evaluations)
 
 
 def test_a_boundary_is_what_more_than_half_of_the_seeds_learn():

@@ -194,7 +194,7 @@ def _neighbour_of_match(length=64, symbols=16):
 
 
 # A place that asks, and how often the answer is at the one earlier place where it is most often.
-TOLD = {
+BY_PLACE = {
     "mqar": (31, 1 / 8),  # each pair is equally likely
     "induction": (63, _neighbour_of_match()),
     "copying": (15, 1 / 8 + 7 / 8 / 16),  # strings of 8 to 15 ask there, each from another place; or chance
@@ -202,19 +202,14 @@ TOLD = {
 }
 
 
-def best_place(task, asks, count=4000):
-    """The number of sequences that ask at a place, and the largest share of them with the answer at one place."""
-    tokens, answers = drawn(task.train, count)
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_no_place_tells_the_answer(name):
+    asks, expected = BY_PLACE[name]
+    tokens, answers = drawn(TASKS[name].train, 4000)
     asked = answers[:, asks] != NONE
     same = tokens[asked, : asks + 1] == answers[asked, asks : asks + 1]
-    return int(asked.sum()), float(same.double().mean(0).max())
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_no_place_tells_the_answer(name):
-    asks, told = TOLD[name]
-    count, share = best_place(TASKS[name], asks)
-    assert share <= told + SIGMAS * (told * (1 - told) / count) ** 0.5
+    share, count = float(same.double().mean(0).max()), int(asked.sum())
+    assert share <= expected + SIGMAS * (expected * (1 - expected) / count) ** 0.5
     assert count > 400
 
 

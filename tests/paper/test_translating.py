@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from experiment_fakes import go, only
+from experiment_fakes import go, made_up, only
 from seeded import generator
 
 from ortho import cost
@@ -91,13 +91,13 @@ def test_a_translation_is_tested_at_each_budget(corpus, tmp_path):
     case = longer()
     assert not go(only("translation-budgets", case), tmp_path).errors
     (record,) = records.read_all(tmp_path, "translation-budgets")
-    looks = record["facts"]["validation"]
-    assert [(look["budget"], look["step"]) for look in looks] == [(1, 2), (2, 4)]
+    evaluations = record["facts"]["validation"]
+    assert [(one["budget"], one["step"]) for one in evaluations] == [(1, 2), (2, 4)]
     assert set(record["repetitions"]) == {"1 x", "2 x"}
     assert all(len(numbers) == 2 for numbers in record["repetitions"]["2 x"].values())
     table = np.array([record["repetitions"]["2 x"][name] for name in translation_budgets.COUNTS], dtype=float)
-    assert translation_budgets.score(table.sum(1)) == pytest.approx(looks[1]["bleu_fraction"], abs=1e-6)
-    for layer in looks[1]["heads"]:
+    assert translation_budgets.score(table.sum(1)) == pytest.approx(evaluations[1]["bleu_fraction"], abs=1e-6)
+    for layer in evaluations[1]["heads"]:
         assert len(layer) == H and all(head["absolute"] <= 1 for head in layer)
     assert records.differences(record | translation_budgets.run(case), record) == {}
 
@@ -115,31 +115,17 @@ def test_bleu_of_counts_is_that_of_the_texts(corpus):
     assert translation_budgets.score(table.sum(1)) == 0
 
 
-def along_budgets(arm, losses, right, *, pairs=5000, seeds=translation_budgets.SEEDS, positional=((0.1,), (0.1,))):
+def along_budgets(arm, losses, right):
     """Runs of a translation along budgets; at each, `right` of 20 n-grams of each order are right in each of two parts
-    of the test. Pairs seen take 2 nats a token, those of the test half a nat more. `positional` says, layer by layer,
-    how much of the variation of each head's weights positions explain."""
+    of the test. Pairs seen take 2 nats a token, those of the test half a nat more."""
     counts = {name: [20.0, 20.0] for name in translation_budgets.COUNTS}
     correct = [name for name in counts if name.startswith("right")]
-    found = [counts | dict.fromkeys(correct, [float(n)] * 2) for n in right]
-    heads = [
-        [{"pattern": "start", "absolute": share, "pattern_share": share} for share in layer] for layer in positional
-    ]
-    looks = [
-        {"budget": 2**i, "step": 2**i, "loss_nats": loss, "test_nats": 2.5, "seen_nats": 2.0, "heads": heads}
-        for i, loss in enumerate(losses)
-    ]
-    return [
-        {
-            "experiment": "translation-budgets",
-            "device": "cpu-abacus",
-            "configuration": translation_budgets.case(arm, seed, 0.01, pairs=pairs, budget=looks[-1]["budget"]),
-            "provenance": {"device_name": "X"},
-            "repetitions": {f"{2**i} x": counts for i, counts in enumerate(found)},
-            "facts": {"validation": looks, "parameters": len(arm)},
-        }
-        for seed in seeds
-    ]
+    tests = {f"{2**i} x": counts | dict.fromkeys(correct, [float(n)] * 2) for i, n in enumerate(right)}
+    nats = {"test_nats": 2.5, "seen_nats": 2.0, "heads": []}
+    evaluations = [{"budget": 2**i, "step": 2**i, "loss_nats": loss} | nats for i, loss in enumerate(losses)]
+    sizes = {"pairs": 5000, "budget": evaluations[-1]["budget"]}
+    cases = [translation_budgets.case(arm, seed, 0.01, **sizes) for seed in translation_budgets.SEEDS]
+    return [made_up("translation-budgets", case, tests, validation=evaluations) for case in cases]
 
 
 def test_arms_are_judged_at_their_best_budgets():
