@@ -9,7 +9,7 @@ combines the parts of a claim; `gathered` reads what the chapters judged; `repor
 book; `shared` has what cells of several chapters compute with.
 """
 
-from paper.claims.catalogue import Catalogue, Claim, LedgerError
+from paper.claims.catalogue import LedgerError
 from paper.claims.ledger import Entry, catalogue, judge, judge_each, ledger
 from paper.claims.outcomes import loses_nothing, outperforms
 from paper.claims.parts import all_of
@@ -23,17 +23,14 @@ from paper.claims.report import (
     table,
 )
 from paper.claims.severity import SEVERITIES, Severity
-from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Finding, Verdict
+from paper.claims.verdicts import MEANINGS, PRECEDENCE, RULES, Verdict
 
 __all__ = [
     "MEANINGS",
     "PRECEDENCE",
     "RULES",
     "SEVERITIES",
-    "Catalogue",
-    "Claim",
     "Entry",
-    "Finding",
     "LedgerError",
     "Severity",
     "Verdict",

@@ -1,7 +1,5 @@
 """Linear attention: the two orders of one product, and where random features come in."""
 
-from typing import NamedTuple
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -15,59 +13,29 @@ SIDE = 0.6  # of a cell
 TINTS = {BLUE: "#9CC3DF", ORANGE: "#F5D28A", GREEN: "#8FD0BC", VERMILION: "#EFB48A", PURPLE: "#E5BFD5"}
 
 
-class Order(NamedTuple):
-    """A row of the picture: where it stands and what it says, and what its first product stores."""
-
-    y: float
-    title: str
-    title_y: float
-    brackets: tuple[float, float]  # around the factors that are multiplied first
-    stored: tuple[int, int]  # rows and columns
-    name: str
-    growth: str
-    then: str  # the last factor
-
-
-ROWS = (
-    Order(
-        y=10.6,
-        title="weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$",
-        title_y=13.8,
-        brackets=(2.5, 9.3),
-        stored=(TOKENS, TOKENS),
-        name="weights, $N \\times N$",
-        growth="grows with $N^2$",
-        then="times $V$",
-    ),
-    Order(
-        y=4.9,
-        title="state first: $\\phi(Q)\\, (\\phi(K)^T V)$",
-        title_y=7.9,
-        brackets=(4.9, 12.0),
-        stored=(FEATURES, VALUES),
-        name="state $S$, $m \\times V$",
-        growth="does not grow",
-        then="times $\\phi(Q)$",
-    ),
-)
-
-
 def orders() -> Figure:
     """Both orders of the product: first the N x N weights, or first the m x V state. Below, the rows Omega."""
     drawn, axes = canvas(23.6, 14.4)
-    for row in ROWS:
-        label(axes, (0.1, row.title_y), row.title, align="left", size=10)
-        _operands(axes, row.y, row.brackets)
-        _matrix(axes, (15.6, row.y), *row.stored, VERMILION, row.name)
-        label(axes, (15.6, row.y - row.stored[0] * SIDE / 2 - 0.5), row.growth)
-        _matrix(axes, (21.3, row.y), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
-        label(axes, (19.0, row.y + 0.6), row.then)
+    label(axes, (0.1, 13.8), "weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$", align="left", size=10)
+    _operands(axes, 10.6, (2.5, 9.3))
+    _products(axes, 10.6, (TOKENS, TOKENS), "weights, $N \\times N$", "grows with $N^2$", "times $V$")
+    label(axes, (0.1, 7.9), "state first: $\\phi(Q)\\, (\\phi(K)^T V)$", align="left", size=10)
+    _operands(axes, 4.9, (4.9, 12.0))
+    _products(axes, 4.9, (FEATURES, VALUES), "state $S$, $m \\times V$", "does not grow", "times $\\phi(Q)$")
 
     text = "random features: $m$ random rows $\\Omega$, drawn once, make $\\phi$"
     box(axes, (8.6, 1.0), text, width=16.4, height=1.4, colour=PURPLE, dashed=True)
     for x, gap in ((3.4, 1.9), (7.1, 0.7)):
-        arrow(axes, (x, 1.75), (x, ROWS[-1].y - gap), colour=PURPLE, dashed=True)
+        arrow(axes, (x, 1.75), (x, 4.9 - gap), colour=PURPLE, dashed=True)
     return drawn
+
+
+def _products(axes: Axes, y: float, stored: tuple[int, int], name: str, growth: str, then: str) -> None:
+    """What the first product stores, how it grows with N, and the last factor, at a height."""
+    _matrix(axes, (15.6, y), *stored, VERMILION, name)
+    label(axes, (15.6, y - stored[0] * SIDE / 2 - 0.5), growth)
+    _matrix(axes, (21.3, y), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
+    label(axes, (19.0, y + 0.6), then)
 
 
 def _operands(axes: Axes, y: float, first: tuple[float, float]) -> None:

@@ -88,6 +88,7 @@ def by_content(contents: Iterable[bytes]) -> Parts:
     return Parts(*map(b"".join, parts))
 
 
+@cache
 def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
     """The Python files in `folder`, by default the running Python's standard library, split by content (`by_content`).
 
@@ -96,21 +97,17 @@ def python_parts(folder: str | os.PathLike[str] | None = None) -> Parts:
 
     Raises FileNotFoundError if there is no Python file.
     """
-    return _python_parts(Path(sysconfig.get_path("stdlib") if folder is None else folder))
-
-
-@cache
-def _python_parts(folder: Path) -> Parts:
+    folder = sysconfig.get_path("stdlib") if folder is None else folder
     parts = by_content(map(_content, _sources(folder)))
     if not any(parts):
         raise FileNotFoundError(
-            f"folder: expected Python files, got {str(folder)!r}, which has none. A Python that is installed without "
-            "its sources needs the folder Lib of its source distribution."
+            f"folder: expected Python files, got {os.fspath(folder)!r}, which has none. A Python that is installed "
+            "without its sources needs the folder Lib of its source distribution."
         )
     return parts
 
 
-def _sources(folder: Path) -> list[Path]:
+def _sources(folder: str | os.PathLike[str]) -> list[Path]:
     found = []
     for place, folders, files in os.walk(folder):  # follows no links
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(BUILT)]

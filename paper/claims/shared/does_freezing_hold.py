@@ -15,6 +15,7 @@ from paper.claims.outcomes import BITS_A_BYTE, Unit, loses_nothing
 from paper.claims.rules import untestable
 from paper.claims.shared.common import IDLE, SHOWN, Arms, noting_each
 from paper.claims.shared.low_resource import long_runs
+from paper.claims.shared.one_learned_head import along_budgets
 from paper.claims.verdicts import Finding
 from paper.experiments import Record
 from paper.experiments.learning import analysis, fine_tuning, images, language, synthetic, translating
@@ -28,17 +29,6 @@ BLEU = Unit("BLEU", 100, 1)
 SCORES = {"bleu_fraction": BLEU, "faultless_fraction": Unit("% without a mistake", 100, 1)}
 TRANSLATED = {"learned": "8 learned", "frozen": "8 frozen"}
 TUNED = {"learned": "all trained", "frozen": "QK redrawn"}
-NAMES = (
-    "bytes",
-    "bytes-little",
-    "bytes-budgets",
-    "images",
-    "fine-tuning",
-    "translation",
-    "translation-budgets",
-    "transduction",
-    "synthetic",
-)
 
 
 class Compared(NamedTuple):
@@ -105,9 +95,9 @@ def settings(name: str, records: Sequence[Record]) -> dict[str, Setting]:
     return _READ[name](records, where) if where else {}
 
 
-def every_setting(names: Sequence[str] = NAMES) -> dict[str, Setting]:
-    """The settings of all experiments that have records."""
-    return {label: one for name in names for label, one in settings(name, experiments.load(name)).items()}
+def every_setting(names: Iterable[str] = ()) -> dict[str, Setting]:
+    """The settings of these experiments, by default of all, that have records."""
+    return {label: one for name in names or _READ for label, one in settings(name, experiments.load(name)).items()}
 
 
 def compared(arm: str, other: str, found: Mapping[str, Setting]) -> dict[str, Compared]:
@@ -179,14 +169,12 @@ def _bytes(
 
 def _budgets(records: Sequence[Record], where: str) -> dict[str, Setting]:
     """The settings in the order of widths, then of steps."""
-    found: dict[tuple[int, float], dict[str, Runs]] = {}
-    for run in language.runs(records, where):
-        case = run.configuration
-        found.setdefault((case["d"], language.budget(case)), {})[run.arm] = run
-    labels = {
-        (d, share): f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps") for d, share in found
+    return {
+        f"bytes, d = {d}" + ("" if share == 1 else f", {share:g} times the steps"): Setting(
+            Arms(arms, "bits", BITS_A_BYTE)
+        )
+        for (d, share), arms in along_budgets(records, where, {}).items()
     }
-    return {labels[key]: Setting(Arms(found[key], "bits", BITS_A_BYTE)) for key in sorted(found)}
 
 
 def _images(records: Sequence[Record], where: str) -> dict[str, Setting]:

@@ -18,6 +18,7 @@ from paper.claims.figures import show
 from paper.claims.rules import growth_where
 from paper.claims.shared.common import seeded
 from paper.claims.verdicts import Finding
+from paper.memory import fitted
 
 # The gradients of the two operands of each product of the forward pass.
 _WEIGHTED = {"weight_o": ("dO", "dW_O"), **{f"weight_{x}": (f"dX_{x.upper()}", f"dW_{x.upper()}") for x in "vqk"}}
@@ -122,29 +123,16 @@ class ValuesLast(nn.Module):
         return o.transpose(1, 2).flatten(2) @ made.weight_o.mT
 
 
-# Work is a sum of these; counts at three sizes (N, d, H) give the three factors, and a count at a fourth checks them.
-_TERMS = (N * d**2, N**2 * d, H * N**2 * d)
-_RUNS, _HELD_OUT = ((3, 4, 1), (5, 4, 2), (4, 8, 2)), (7, 8, 4)
-
-
 @cache
 def backward_counted(order: str, *, projection: str = "frozen", input_grad: bool = True) -> sympy.Expr:
-    """The backward FLOPs of a layer that evaluates "P (X W_V)" or "(P X) W_V", counted in small runs.
+    """The backward FLOPs of a layer that evaluates "P (X W_V)" or "(P X) W_V", counted in small runs."""
 
-    Raises AssertionError if the counts are not of the form of `_TERMS`.
-    """
-
-    def counts(length: int, width: int, heads: int) -> int:
+    def count(length: int, width: int, heads: int, _: int) -> int:
         made = MultiheadAttention(width, heads, projection=projection, form="reference")
         module = ValuesLast(made) if order == VALUES_LAST else made
         return of(module, torch.ones(1, length, width, requires_grad=input_grad)).backward
 
-    def terms(run: tuple[int, ...]) -> list[sympy.Expr]:
-        return [term.subs(dict(zip((N, d, H), run, strict=True))) for term in _TERMS]
-
-    factors = sympy.Matrix([terms(run) for run in _RUNS]).solve(sympy.Matrix([counts(*run) for run in _RUNS]))
-    assert sympy.Matrix(terms(_HELD_OUT)).dot(factors) == counts(*_HELD_OUT), f"{order}: counts of another form"
-    return sympy.Matrix(_TERMS).dot(factors)
+    return fitted(count, N * d**2, N**2 * d, H * N**2 * d)
 
 
 VALUES_FIRST, VALUES_LAST = "P (X W_V)", "(P X) W_V"
