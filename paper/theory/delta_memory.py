@@ -13,13 +13,10 @@ write adds $\beta^2 |v|^2$ (`expected_error`). For $\beta$ between 0 and 2 error
 stay about $u / \sqrt{1 - \rho}$ however long the sequence is. At $\beta = 2$ nothing dies out: the memory grows like
 $\sqrt{t}$, and the relative error like $u \sqrt{t / 2}$.
 
-*State tracking.* Parity, and counting around a circle, need eigenvalues below 0. The constructions are exact in real
-numbers and use unit keys. A first token writes the start; each symbol then turns the memory.
-
-* Parity, one channel: $1 - \beta k^2 = -1$ for $\beta = 2$ flips the sign at each 1; $\beta = 0$ keeps it at each 0.
-* Counting modulo m, two channels: two reflections whose keys are an angle $\pi s / m$ apart turn the plane by
-  $2 \pi s / m$. That takes two steps a token (DeltaProduct; Siems et al. 2025, arXiv:2502.10297): the eigenvalues of
-  one step are real.
+*State tracking.* Counting modulo m, around a circle, with two channels: two reflections whose keys are an angle
+$\pi s / m$ apart turn the plane by $2 \pi s / m$. That takes two steps a token (DeltaProduct; Siems et al. 2025,
+arXiv:2502.10297), as the eigenvalues of one step are real. The construction is exact in real numbers and uses unit
+keys. A first token writes the start; each symbol then turns the memory.
 """
 
 from itertools import pairwise
@@ -134,14 +131,6 @@ def expected_error(strengths: tuple[float, float], K: int, steps: int, bits: int
 
 
 # ------------------------------------------------------------------------------------------------------- state tracking
-
-
-def parity_operands(bits: Int[Tensor, "*batch N"]) -> dict[str, Any]:
-    r"""q, k, v (..., N + 1, 1) and beta (..., N + 1) with which the delta rule answers $(-1)^{b_1 + \dots + b_t}$."""
-    start = torch.zeros(*bits.shape[:-1], bits.shape[-1] + 1, dtype=torch.float64)
-    start[..., 0] = 1
-    ones = torch.ones_like(start)[..., None]
-    return {"q": ones, "k": ones, "v": start[..., None], "beta": torch.cat([start[..., :1], 2.0 * bits], -1)}
 
 
 def counter_operands(numbers: Int[Tensor, "*batch N"], m: int) -> dict[str, Any]:

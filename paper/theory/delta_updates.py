@@ -70,31 +70,10 @@ def transition(update: str, k: Float[Tensor, "n K"], beta: Float[Tensor, "n"]) -
     return function(torch.eye(K, dtype=k.dtype), k, k.new_zeros(len(k), K), beta)
 
 
-def pair(cosine: float, *, dtype: torch.dtype = torch.float64) -> Float[Tensor, "2 2"]:
+def pair(cosine: float) -> Float[Tensor, "2 2"]:
     """Two unit keys in the plane, (2, 2), with that cosine."""
     expect(-1 <= cosine <= 1, "cosine", "a number in [-1, 1]", cosine)
-    return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=dtype)
-
-
-def pair_norm(cosine: float, beta: float) -> float:
-    """The spectral norm of `transition('at once')` for two keys of that cosine: max |1 - beta (1 +- c)|."""
-    return max(abs(1 - beta * (1 + cosine)), abs(1 - beta * (1 - cosine)))
-
-
-def repeated(
-    update: str, k: Float[Tensor, "n K"], v: Float[Tensor, "n V"], beta: Float[Tensor, "n"], steps: int
-) -> Float[Tensor, "steps"]:
-    """How far the answers at the keys are from their values when one token is repeated: relative errors, (steps,).
-
-    The token brings n keys and values; the memory is empty at first.
-    """
-    function = UPDATES[one_of("update", update, UPDATES)]
-    S = v.new_zeros(k.shape[-1], v.shape[-1])
-    errors = []
-    for _ in range(steps):
-        S = function(S, k, v, beta)
-        errors.append((k @ S - v).norm() / v.norm())
-    return torch.stack(errors)
+    return torch.tensor([[1, 0], [cosine, sqrt(1 - cosine**2)]], dtype=torch.float64)
 
 
 UPDATES = {"at once": at_once, "in turn": in_turn}
