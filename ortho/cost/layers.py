@@ -53,19 +53,11 @@ def projection_cost(
     Structured projections need numbers for d, H, K and G.
     """
     one_of("projection", projection, PROJECTIONS)
-    return _made(projection, B, N, d, K, H, G, bias=bias, input_grad=input_grad, itemsize=itemsize)
-
-
-def _made(
-    projection: str, B: Size, N: Size, d: Size, K: Size, *heads: Size, bias: bool, input_grad: bool, itemsize: int
-) -> Cost:
-    """Cost of making queries, keys, or both, with these numbers of heads."""
-    numbers = K * sum(heads)  # of a token
+    numbers = K * (H + G)  # of a token
     gradient = _passes_gradient(projection, input_grad)
     if projection.startswith("structured"):
-        biases = int(bias) * numbers
-        own = Cost(frozen=biases, itemsize=itemsize)
-        return own + _structured(B, N, d, K, *heads, gradient=gradient, itemsize=itemsize)
+        own = Cost(frozen=int(bias) * numbers, itemsize=itemsize)
+        return own + _structured(B, N, d, K, H, G, gradient=gradient, itemsize=itemsize)
     made = linear_map(B, N, d, numbers, bias=bias, input_grad=input_grad, itemsize=itemsize)
     if projection == "learned":
         return made
@@ -193,7 +185,7 @@ def induction_heads(
     K = key_dim if key_dim is not None else V if sink is None else default_key_dim(d, V, sink)
     passes: dict[str, Any] = {"input_grad": input_grad, "itemsize": itemsize}
     width = H * K
-    made = _made("stopped", B, N, d, K, H, bias=False, **passes)
+    made = projection_cost("stopped", B, N, d, H, K, 0, **passes)
     made = made * n + Cost(state_bytes=itemsize * B * (width + (n - 1) * d))
     core = frozen_qk_cost(B, N, H, K, V, form=form, causal=causal, itemsize=itemsize)
     again = Cost(backward=made.forward if form == "fast" else 0)

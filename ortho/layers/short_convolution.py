@@ -14,66 +14,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from ortho import checks
 from ortho._typing import Bool, Float
-from ortho.attention.backward import once
 from ortho.attention.cache import PartsCache
 from ortho.attention.call import no_autocast, upcast
 from ortho.heads import token_mask
 from ortho.layers.multihead import MultiheadAttention
 
 
-def short_convolution_reference(
-    x: Float[Tensor, "B N d"], kernel: Float[Tensor, "w d"], conv_state: Float[Tensor, "B past d"] | None = None
-) -> Float[Tensor, "B N d"]:
-    """x (B, N, d) -> (B, N, d) by the formula; `conv_state` (B, w - 1, d) holds the tokens before, by default zeros."""
-    line = torch.cat([_before(x, kernel, conv_state), x], 1)
-    windows = line.unfold(1, len(kernel), 1)  # (B, N, d, w), the oldest token first
-    return (x + (windows * kernel.flip(0).mT).sum(-1)).to(x.dtype)
-
-
 def short_convolution(
     x: Float[Tensor, "B N d"], kernel: Float[Tensor, "w d"], conv_state: Float[Tensor, "B past d"] | None = None
 ) -> Float[Tensor, "B N d"]:
-    """`short_convolution_reference` by shifted sums, in float32 at least; the backward pass keeps x and the kernel.
-
-    It takes and returns the same, and cannot be differentiated twice.
-    """
-    line = x if conv_state is None else torch.cat([_before(x, kernel, conv_state), x], 1)
+    """x (B, N, d) -> (B, N, d) by the formula, in float32 at least; `conv_state` (B, w - 1, d) holds the tokens before,
+    by default zeros."""
+    w, N = len(kernel), x.shape[1]
     with no_autocast(x):
-        y = _Convolution.apply(upcast(line), upcast(kernel))
-    return y[:, line.shape[1] - x.shape[1] :].to(x.dtype)
+        line, a = upcast(torch.cat([_before(x, kernel, conv_state), x], 1)), upcast(kernel)
+        y = line[:, w - 1 :]
+        for i in range(w):
+            y = torch.addcmul(y, line[:, w - 1 - i : w - 1 - i + N], a[i])
+    return y.to(x.dtype)
 
 
 def _before(x: Tensor, kernel: Tensor, conv_state: Tensor | None) -> Tensor:
     """The w - 1 tokens before x."""
     shape = (len(x), len(kernel) - 1, x.shape[2])
     return x.new_zeros(shape) if conv_state is None else checks.carried("conv_state", conv_state, shape, x)
-
-
-class _Convolution(Function):
-    """The sums with a backward pass of their own: autograd's would pass over the sequence twice as often."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        y = torch.addcmul(x, x, kernel[0])
-        for i in range(1, min(len(kernel), x.shape[1])):
-            y[:, i:].addcmul_(x[:, :-i], kernel[i])
-        return y
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, kernel = ctx.saved_tensors
-        dx, d_kernel, N = torch.addcmul(dy, dy, kernel[0]), torch.zeros_like(kernel), x.shape[1]
-        d_kernel[0] = (dy * x).sum((0, 1))
-        for i in range(1, min(len(kernel), N)):
-            dx[:, : N - i].addcmul_(dy[:, i:], kernel[i])
-            d_kernel[i] = (dy[:, i:] * x[:, : N - i]).sum((0, 1))
-        return dx, d_kernel
 
 
 class ConvolvedAttention(nn.Module):
@@ -95,16 +62,14 @@ class ConvolvedAttention(nn.Module):
         *,
         of: Callable[..., nn.Module] = MultiheadAttention,
         kernel_size: int = 4,
-        form: str = "fast",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.form = form
         self.d_model, self.num_heads = d_model, num_heads
         self.kernel_size = checks.positive_int("kernel_size", kernel_size)
-        self.attention: Any = of(d_model, num_heads, form=form, dtype=dtype, device=device, **kwargs)
+        self.attention: Any = of(d_model, num_heads, dtype=dtype, device=device, **kwargs)
         self.kernel = nn.Parameter(torch.zeros(kernel_size, d_model, dtype=dtype, device=device))
 
     def forward(
@@ -127,12 +92,11 @@ class ConvolvedAttention(nn.Module):
             tokens = token_mask(attn_mask, key_padding_mask, x.shape[1])
             x = x if tokens is None else x * tokens[..., None]
         kwargs |= {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-        convolve = short_convolution if self.form == "fast" else short_convolution_reference
         if cache is None:
-            return self.attention(convolve(x, self.kernel), **kwargs)
+            return self.attention(short_convolution(x, self.kernel), **kwargs)
         cache.fits("ConvolvedAttention")
         before = next(iter(cache.beside), None)
-        y = self.attention(convolve(x, self.kernel, before), cache=cache.parts[0], **kwargs)
+        y = self.attention(short_convolution(x, self.kernel, before), cache=cache.parts[0], **kwargs)
         line = torch.cat([_before(x, self.kernel, before), x], 1)
         cache.beside = (line[:, x.shape[1] :].detach().clone(),)  # a view would keep all of them
         return y

@@ -19,7 +19,7 @@ from ortho.attention.sparse.pattern import pattern_attention
 from ortho.layers.hybrid import HEADS
 from ortho.layers.induction import default_sharpness
 from ortho.layers.positional import PositionalHeads
-from ortho.layers.short_convolution import short_convolution, short_convolution_reference
+from ortho.layers.short_convolution import short_convolution
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
@@ -204,8 +204,6 @@ def test_padding_beside_a_mask_of_pairs(form):
 
 # ------------------------------------------------------------------------------- the short convolution before attention
 
-FUNCTIONS = {"reference": short_convolution_reference, "fast": short_convolution}
-
 
 def convolved(**kwargs):
     """A layer whose kernel are not 0."""
@@ -216,8 +214,7 @@ def convolved(**kwargs):
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])
-@pytest.mark.parametrize("form", FUNCTIONS)
-def test_convolved_as_the_formula_reads(form, width):
+def test_convolved_as_the_formula_reads(width):
     """Number by number, with a state and without, outputs and all gradients; of short sequences, too."""
     for length in (1, 3, N):
         for conv_state in (None, draw(B, width - 1, WIDTH, seed=3)):
@@ -226,7 +223,7 @@ def test_convolved_as_the_formula_reads(form, width):
             x, kernel = leaves[:2]
             line = torch.cat([torch.zeros(B, width - 1, WIDTH) if conv_state is None else conv_state, x], 1)
             rows = [x[:, t] + sum(kernel[i] * line[:, width - 1 + t - i] for i in range(width)) for t in range(length)]
-            found, expected = FUNCTIONS[form](x, kernel, conv_state), torch.stack(rows, 1)
+            found, expected = short_convolution(x, kernel, conv_state), torch.stack(rows, 1)
             close(found, expected)
             d_y = draw(B, length, WIDTH, seed=9)
             close(*(torch.autograd.grad(y, leaves, d_y) for y in (found, expected)))
