@@ -212,7 +212,7 @@ def positional_heads(
     K = head_width(d, H, head_dim)
     found = shared_out(H) if patterns is None else named(patterns)
     expect(len(found) == H, "patterns", f"one for each of {H} heads", len(found))
-    state = Cost(state_bytes=8 * B * (K * sum(1 + pattern.vectors for pattern in found) + 3))  # float64 and int64
+    state = Cost(state_bytes=8 * B * (K * sum(1 + pattern.vectors for pattern in found) + 1))  # float64 and int64
     return around(B, N, d, H * K, input_grad=input_grad, itemsize=itemsize) + state
 
 

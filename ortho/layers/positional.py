@@ -69,8 +69,8 @@ class PositionalHeads(Heads):
         """x (B, N, d) -> (B, N, d).
 
         `attn_mask` is a mask of keys that broadcasts to (B, H, 1, N), True = present; `key_padding_mask` (B, N) is
-        True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words.
-        With a `cache` (`new_cache`) x follows the tokens that it has read.
+        True = padding. Rows of absent tokens are zeros. `words` (B, N) are the indices of the tokens' words, in calls
+        that are not causal. With a `cache` (`new_cache`) x follows the tokens that it has read.
         """
         checks.sequence("x", x, self.d_model)
         attn_mask = checks.layer_mask(attn_mask, key_padding_mask, len(x), self.num_heads, x.shape[1], x.shape[1])

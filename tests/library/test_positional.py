@@ -14,7 +14,7 @@ from sample import repeats
 from seeded import draw
 from torch.nn.functional import linear
 
-from ortho.attention.positional.patterns import RECENT, Recent, Shift
+from ortho.attention.positional.patterns import RECENT, Near
 from ortho.attention.positional.positional_attention import (
     PATTERNS,
     SEVEN,
@@ -27,11 +27,12 @@ from ortho.layers.positional import PositionalHeads, sinusoidal_positions
 FORMS = {"reference": positional_attention_reference, "fast": positional_attention}
 HEADS = (
     *PATTERNS.values(),
-    Shift("third last", -3),
-    Shift("third next", 3),
-    Recent("pair", 2),
-    Recent("coming", 3, ahead=True),
-    Recent("alone", 1),
+    Near("third last", -3, -3),
+    Near("third next", 3, 3),
+    Near("pair", -1, 0),
+    Near("coming", 0, 2),
+    Near("around", -3, 1),
+    Near("further", -4, -2),
     # Equal neighbours, which the fast form computes as one wide head.
     *[PATTERNS[name] for name in ("recent", "left", "end", "previous", "current") for _ in range(2)],
 )
@@ -43,6 +44,7 @@ lengths = st.one_of(st.integers(1, 12), st.integers(60, 100))
 seeds = st.integers(0, 2**32 - 1)
 examples = settings(max_examples=repeats(6, 25), deadline=None, derandomize=True)
 both_forms = pytest.mark.parametrize("form", FORMS)
+WAYS = [(False, False), (False, True), (True, False)]  # causal, by words
 
 
 def drawn_mask(kind, batch, length, seed):
@@ -62,8 +64,7 @@ def drawn_words(length, batch, seed):
 masks = st.sampled_from(["all", "tokens", "heads", "none"])
 
 
-@pytest.mark.parametrize("words", [False, True], ids=["tokens", "words"])
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize(("causal", "words"), WAYS)
 @given(length=lengths, seed=seeds, mask=masks)
 @examples
 def test_fast_equals_reference(causal, words, length, seed, mask):
@@ -94,25 +95,22 @@ def test_the_matrix(form, causal):
         close(o, weights.expand_as(o))
 
 
-@pytest.mark.parametrize("words", [False, True], ids=["tokens", "words"])
 @both_forms
 @given(length=lengths, seed=seeds, masked=st.booleans(), data=st.data())
 @examples
-def test_cut_equals_whole(form, words, length, seed, masked, data):
-    """Also within a word, and beside masks of each piece; states are the same, and gradients."""
+def test_cut_equals_whole(form, length, seed, masked, data):
+    """Also beside masks of each piece; states are the same, and gradients."""
     v = draw(2, len(HEADS), length, 3, seed=seed)
-    numbers = drawn_words(length, 2, seed) if words else None
     cuts = data.draw(st.lists(st.integers(1, length), max_size=3).map(lambda c: sorted({*c, length})))
     mask = drawn_mask("heads", 2, length, seed)
     call = partial(FORMS[form], patterns=HEADS, is_causal=True, return_state=True)
     v.requires_grad_()
-    whole, final = call(v, words=numbers, attn_mask=mask if masked else None)
+    whole, final = call(v, attn_mask=mask if masked else None)
     pieces, state = [], None
     for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
         piece = slice(start, stop)
         of_mask = mask[..., piece] if masked else None
-        of_piece = None if numbers is None else numbers[:, piece]
-        o, state = call(v[:, :, piece], words=of_piece, initial_state=state, attn_mask=of_mask)
+        o, state = call(v[:, :, piece], initial_state=state, attn_mask=of_mask)
         pieces.append(o)
     close(torch.cat(pieces, 2), whole)
     upstream = draw(*v.shape, seed=seed + 1)
@@ -123,9 +121,9 @@ def test_cut_equals_whole(form, words, length, seed, masked, data):
         torch.testing.assert_close(piecewise, once.expand_as(piecewise), atol=2e-13, rtol=2e-13)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "words"), WAYS)
 @both_forms
-@given(length=lengths, seed=seeds, words=st.booleans())
+@given(length=lengths, seed=seeds)
 @examples
 def test_padding_anywhere_equals_cutting_out(form, causal, length, seed, words):
     """Masked tokens, whatever they hold, leave other rows as if they were not there, and have zeros themselves."""
@@ -146,22 +144,14 @@ def test_words_by_hand(form):
     words = torch.tensor([[5, 5, 6, 9, 9]])
     units = torch.eye(5, dtype=torch.float64).expand(1, 4, 5, 5)
     heads = ("current", "previous", "left", "end")
-    bidirectional = [
+    by_hand = [
         ["1/2 1/2 0 0 0", "1/2 1/2 0 0 0", "0 0 1 0 0", "0 0 0 1/2 1/2", "0 0 0 1/2 1/2"],
         ["0 0 0 0 0", "0 0 0 0 0", "1/2 1/2 0 0 0", "0 0 1 0 0", "0 0 1 0 0"],
         ["0 0 0 0 0", "0 0 0 0 0", "0 0 0 0 0", "1/2 1/2 0 0 0", "1/2 1/2 0 0 0"],
         ["1/72 1/72 8/36 27/72 27/72"] * 5,
     ]
-    causal = [
-        ["1 0 0 0 0", "1/2 1/2 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 1/2 1/2"],
-        *bidirectional[1:3],
-        ["1 0 0 0 0", "1/2 1/2 0 0 0", "1/18 1/18 8/9 0 0", "1/72 1/72 8/36 27/36 0", bidirectional[3][0]],
-    ]
-    for is_causal, rows in ((False, bidirectional), (True, causal)):
-        expected = torch.tensor([[[eval(x) for x in row.split()] for row in head] for head in rows]).double()
-        torch.testing.assert_close(
-            FORMS[form](units, heads, is_causal=is_causal, words=words)[0], expected, atol=1e-7, rtol=0
-        )
+    expected = torch.tensor([[[eval(x) for x in row.split()] for row in head] for head in by_hand]).double()
+    torch.testing.assert_close(FORMS[form](units, heads, words=words)[0], expected, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -210,7 +200,7 @@ BAD = [
     ({"return_state": True}, "return_state: expected none in a call that is not causal"),
     ({"initial_state": STATE}, "initial_state: expected none in a call that is not causal"),
     ({"is_causal": True, "initial_state": V}, "initial_state: expected a tuple of tensors"),
-    ({"is_causal": True, "initial_state": STATE[:2]}, "initial_state: expected a tuple of tensors"),
+    ({"is_causal": True, "initial_state": STATE[:1]}, "initial_state: expected a tuple of tensors"),
 ]
 
 
@@ -228,9 +218,7 @@ def test_errors_of_words(form):
         refuses(f"words: expected {message}", call, words=torch.tensor([numbers] * 2))
     there = torch.tensor([True, True, False, True])  # what is masked may have any number
     call(words=torch.tensor([[0, 1, -7, 1]] * 2), attn_mask=there)
-    words = torch.tensor([[4, 5, 5, 6]] * 2)
-    _, state = call(words=words, is_causal=True, return_state=True)
-    refuses("words: expected steps .* got -2 to 0", call, words=words, is_causal=True, initial_state=state)
+    refuses("words: expected None in a causal call", call, words=torch.tensor([[4, 5, 5, 6]] * 2), is_causal=True)
 
 
 @pytest.mark.bad_input
@@ -239,10 +227,9 @@ def test_errors_of_words(form):
     [
         ("fast", 0, STATE[0].float(), r"values torch.float64 of shape \(2, 2, 3\)"),
         ("fast", 1, STATE[1][..., :0], r"sums torch.float64 of shape \(2, 3, 1\)"),
-        ("fast", 2, STATE[2].double(), r"places torch.int64 of shape \(2, 1, 3\)"),
+        ("fast", 2, STATE[2].double(), r"position torch.int64 of shape \(2, 1\)"),
         ("reference", 0, V.double(), r"values torch.float32 of shape \(2, 2, 4, 3\)"),
         ("reference", 1, torch.zeros(2, 1, 4), r"positions torch.int64 of shape \(2, 1, 4\)"),
-        ("reference", 2, torch.zeros(2, 3).long(), r"word torch.int64 of shape \(2, 1\)"),
     ],
 )
 def test_errors_of_states(form, part, value, message):
@@ -296,10 +283,10 @@ def test_the_last_tokens_by_hand(causal):
     """Each row is the mean of the tokens that there are; in a causal call no token is ahead."""
     one = "1 0 0 0 0", "0 1 0 0 0", "0 0 1 0 0", "0 0 0 1 0", "0 0 0 0 1"
     back, ahead = RECENT_BY_HAND
-    expected = {Recent("", 3): back, Recent("", 3, ahead=True): one if causal else ahead, Recent("", 1): one}
+    expected = {Near("", -2, 0): back, Near("", 0, 2): one if causal else ahead, Near("", 0, 0): one}
     for pattern, rows in expected.items():
         assert torch.equal(pattern.weights(5, is_causal=causal), matrix(rows))
-    assert (RECENT.width, RECENT.ahead, RECENT.vectors, RECENT.mirrored().vectors) == (8, False, 7, 0)
+    assert (RECENT.width, RECENT.vectors, RECENT.mirrored().vectors) == (8, 7, 0)
 
 
 def exact(pattern, i, n, values, causal):
@@ -353,7 +340,7 @@ SPLITS = [
     ("left",),
     ("previous", "next", "start"),
     ("previous", "current", "right", "end"),
-    ("recent", "recent", "left", "left", Recent("ahead", 3, ahead=True), "left"),
+    ("recent", "recent", "left", "left", Near("ahead", 0, 2), "left"),
 ]
 
 

@@ -111,30 +111,46 @@ def added(like: Tensor, *terms: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shift(PositionalPattern):
-    r"""All weight on the token `offset` places further on, $\delta_{j, i + o}$: current, previous or next token.
+class Near(PositionalPattern):
+    r"""The mean of the tokens that are `first` to `last` places further on, $\mathrm{first} \le j - i \le
+    \mathrm{last}$: with one distance the current, the previous or the next token, otherwise the last few.
 
-    The fast form takes as long as one with |offset| more tokens.
+    The fast form takes as long as one with the furthest distance more tokens. Raises ValueError if `last` is before
+    `first`.
     """
 
-    offset: int
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        checks.expect(self.first <= self.last, "last", f"at least first = {self.first}", self.last)
+
+    @property
+    def width(self) -> int:
+        """The number of distances."""
+        return self.last - self.first + 1
 
     def weight(self, i: Any, j: Any, n: Any) -> Any:
-        return (j == i + self.offset) * 1
+        return (j - i >= self.first) * (j - i <= self.last) * 1
 
-    def mirrored(self) -> "Shift":
-        return Shift(self.name, -self.offset)
+    def mirrored(self) -> "Near":
+        return Near(self.name, -self.last, -self.first)
 
     @property
     def vectors(self) -> int:
-        return max(0, -self.offset)
+        return max(0, -self.first)
 
     def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
         last = windows(u, before)
-        return last[0], last
+        return sum(last[1 : self.width], start=last[0]), last
 
     def own(self, r: Tensor) -> float:
-        return float(self.offset == 0)
+        return float(self.first <= 0 <= self.last)
+
+    def total(self, r: Tensor, after: Tensor) -> Tensor | None:
+        if self.width == 1:
+            return None
+        return (r.clamp(max=-self.first) + after.clamp(max=self.last) + 1).clamp(min=1).double()
 
 
 @dataclass(frozen=True)
@@ -204,41 +220,6 @@ class Border(PositionalPattern):
         return (cubes((r if self.end else after) + 1) * u).sum(-1, keepdim=True)  # one row for all
 
 
-@dataclass(frozen=True)
-class Recent(PositionalPattern):
-    """The mean of a token and of the `width` - 1 tokens before it or, with `ahead`, after it.
-
-    Raises TypeError or ValueError for a width below 1.
-    """
-
-    width: int
-    ahead: bool = False
-
-    def __post_init__(self) -> None:
-        checks.positive_int("width", self.width)
-
-    def weight(self, i: Any, j: Any, n: Any) -> Any:
-        places = j - i if self.ahead else i - j
-        return (places >= 0) * (places < self.width) * 1
-
-    def mirrored(self) -> "Recent":
-        return Recent(self.name, self.width, not self.ahead)
-
-    @property
-    def vectors(self) -> int:
-        return 0 if self.ahead else self.width - 1
-
-    def behind(self, u: Tensor, before: Tensor, r: Tensor) -> tuple[Tensor, list[Tensor]]:
-        last = windows(u, before)
-        return sum(last[1:], start=last[0]), last
-
-    def own(self, r: Tensor) -> float:
-        return 1.0
-
-    def total(self, r: Tensor, after: Tensor) -> Tensor:
-        return ((after if self.ahead else r) + 1).clamp(1, self.width).double()
-
-
 def cubes(m: Tensor) -> Tensor:
     """m^3 for integers, float64: exact up to 2e5, and rounded once above."""
     return exact(m) ** 3
@@ -260,13 +241,13 @@ def exact(m: Tensor) -> Tensor:
 
 
 SEVEN = (
-    Shift("current", 0),
-    Shift("previous", -1),
-    Shift("next", 1),
+    Near("current", 0, 0),
+    Near("previous", -1, -1),
+    Near("next", 1, 1),
     Context("left", left=True),
     Context("right", left=False),
     Border("end", end=True),
     Border("start", end=False),
 )
-RECENT = Recent("recent", 8)
+RECENT = Near("recent", -7, 0)
 PATTERNS: dict[str, PositionalPattern] = {pattern.name: pattern for pattern in (*SEVEN, RECENT)}

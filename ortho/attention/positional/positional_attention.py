@@ -14,7 +14,7 @@ from ortho import checks
 from ortho._typing import Bool, Float, Int, State, Tensor
 from ortho.attention.call import no_autocast
 from ortho.attention.positional.patterns import PATTERNS, SEVEN, PositionalPattern, added, times
-from ortho.attention.positional.places import NONE, Last, Places, places, word_starts
+from ortho.attention.positional.places import NONE, Places, places, word_starts
 
 __all__ = ["PATTERNS", "SEVEN", "PositionalPattern", "positional_attention", "positional_attention_reference"]
 
@@ -38,54 +38,51 @@ def positional_attention_reference(
 
     `words` (..., N) gives each token the number of its word, at least 0 and not falling. As in the paper's word
     variant, the sub-words of a word share its pattern: positions are those of words. A word's weight is divided evenly
-    among its tokens (in a causal call, those up to the row's own), so that rows keep their sums; that is a choice made
-    here.
+    among its tokens, so that rows keep their sums; that is a choice made here. A causal call has no words, since the
+    tokens of a word that has begun are not all known.
 
-    A causal call can be cut anywhere, even within a word. The state here is (values, positions, word): all values so
-    far (..., H, M, V), their positions (..., h, M), h = 1 or H, and the number of the last word (..., h). Raises
-    TypeError or ValueError, naming the argument, for arguments that do not fit together, and for a state in a call that
-    is not causal. The mask is one of the new tokens.
+    A causal call can be cut anywhere. The state here is (values, positions): all values so far (..., H, M, V), and
+    their positions (..., h, M), h = 1 or H. Raises TypeError or ValueError, naming the argument, for arguments that do
+    not fit together, and for a state in a call that is not causal. The mask is one of the new tokens.
     """
     there = _operands(v, patterns, is_causal, attn_mask, words, initial_state, return_state)
     patterns = named(patterns)
     lead, (H, N, _) = v.shape[:-3], v.shape[-3:]
     h = 1 if there is None else there.shape[-2]
-    values, position, word = v, v.new_full((*lead, h, 0), NONE).long(), v.new_full((*lead, h), NONE).long()
+    values, position = v, v.new_full((*lead, h, 0), NONE).long()
     if initial_state is not None:
-        past, position, word = checks.state(initial_state, "values", "positions", "word")
-        earlier, own = past.shape[-2], H if word.shape[-1] == H else 1
+        past, position = checks.state(initial_state, "values", "positions")
+        earlier, own = past.shape[-2], H if position.shape[-2:-1] == (H,) else 1
         checks.carried("values", past, (*lead, H, earlier, v.shape[-1]), v)
         checks.carried("positions", position, (*lead, own, earlier), v.new_empty(0).long())
-        checks.carried("word", word, (*lead, own), position)
         h = max(h, own)  # heads with masks of their own, now or in an earlier call
-        position, word = position.expand(*lead, h, -1), word.expand(*lead, h)
-        values = torch.cat([past, v], -2)
+        position, values = position.expand(*lead, h, -1), torch.cat([past, v], -2)
     there = torch.ones(*lead, h, N, dtype=torch.bool, device=v.device) if there is None else there.expand(*lead, h, N)
     if words is not None:
-        word_starts(words, there, word)
-    position, word = torch.cat([position, position.new_zeros(*lead, h, N)], -1), word.clone()
+        word_starts(words, there)
+    position = torch.cat([position, position.new_zeros(*lead, h, N)], -1)
     heads = torch.zeros_like(v, dtype=torch.float64)
     for item in product(*map(range, (*lead, h))):
         numbers = None if words is None else words[item[:-1]].tolist()
         past_place = int(position[item][:-N].max()) if position.shape[-1] > N else NONE
-        position[item][-N:], word[item] = _ranks(there[item].tolist(), numbers, past_place, int(word[item]))
+        position[item][-N:] = _ranks(there[item].tolist(), numbers, past_place)
     with no_autocast(v):
         for item in product(*map(range, (*lead, H))):
             at = position[*item[:-1], min(item[-1], h - 1)]
             heads[item] = _matrix(patterns[item[-1]], at, N, is_causal).to(v.device) @ values[item].double()
     o = heads.to(v.dtype)
-    return (o, (values, position, word)) if return_state else o
+    return (o, (values, position)) if return_state else o
 
 
-def _ranks(there: list[bool], words: list[int] | None, position: int, word: int) -> tuple[Tensor, int]:
-    """The tokens' positions (N,), after `position`, where `word` stands, and the number of the last word."""
-    positions = []
+def _ranks(there: list[bool], words: list[int] | None, position: int) -> Tensor:
+    """The tokens' positions (N,), which come after `position`."""
+    positions, word = [], NONE
     for t, present in enumerate(there):
         if present:
             position += words is None or words[t] > word
             word = NONE if words is None else words[t]
         positions.append(position if present else NONE)
-    return torch.tensor(positions), word
+    return torch.tensor(positions)
 
 
 def _matrix(pattern: PositionalPattern, position: Int[Tensor, "M"], N: int, is_causal: bool) -> Float[Tensor, "N M"]:
@@ -115,11 +112,11 @@ def positional_attention(
 ) -> Float[Tensor, "*batch H N V"] | tuple[Float[Tensor, "*batch H N V"], State]:
     """`positional_attention_reference` without an N x N matrix, in time and memory O(N d) for given patterns.
 
-    A `Shift` takes O((N + |offset|) d). Causal calls with words of up to L tokens take time O(N d log L).
+    A `Near` takes O((N + D) d) if its furthest distance is D.
 
-    Takes the same. The state is (values, sums, places), whose size does not depend on how many tokens came before:
-    the mean of the last word so far (..., H, V) and the patterns' sums over what is before it, (..., V, vectors), both
-    float64; and the word's position, its count of tokens and its number (..., h, 3).
+    Takes the same. The state is (values, sums, position), whose size does not depend on how many tokens came before:
+    the last token's values (..., H, V) and the patterns' sums over what is before it, (..., V, vectors), both float64;
+    and its position (..., h).
     """
     checks.untraced("positional_attention")
     there = _operands(v, patterns, is_causal, attn_mask, words, initial_state, return_state)
@@ -128,8 +125,8 @@ def positional_attention(
     sizes = [pattern.vectors for pattern in patterns]
     values, sums, before = _before(v, sum(sizes), initial_state)
     # Heads with masks of their own, now or in an earlier call.
-    apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.position.shape[-1] > 1)
-    heads, means, vectors = [], [], [sums[..., :0]]
+    apart = (there is not None and there.shape[-2] > 1) or (before is not None and before.shape[-1] > 1)
+    heads, lasts, vectors = [], [], [sums[..., :0]]
     with no_autocast(v):
         where = places(N, lead, v.device, is_causal=is_causal, present=there, words=words, before=before)
         runs = _runs(patterns, apart)
@@ -139,11 +136,11 @@ def positional_attention(
             x = x.to(torch.float64 if pattern.wide else torch.promote_types(v.dtype, torch.float32))
             at = where.head(h, len(lead))
             if is_causal:
-                mean = values[..., h : h + count, :].flatten(-2)
+                previous = values[..., h : h + count, :].flatten(-2)
                 own_sums = sums[..., sum(sizes[:h]) : sum(sizes[: h + count])]
                 own_sums = own_sums.unflatten(-1, (count, pattern.vectors)).movedim(-2, -3).flatten(-3, -2)
-                o, mean, found = _causal(pattern, x, at, mean.to(x), own_sums.to(x))
-                means.append(mean.double().unflatten(-1, (count, -1)))
+                o, last, found = _causal(pattern, x, at, previous.to(x), own_sums.to(x))
+                lasts.append(last.double().unflatten(-1, (count, -1)))
                 if found:
                     vector = torch.stack(found, -1).double().unflatten(-2, (count, -1))  # (..., count, V, memory)
                     vectors.append(vector.movedim(-3, -2).flatten(-2))
@@ -153,9 +150,8 @@ def positional_attention(
         o = torch.cat(heads, -3).mT
     if not return_state:
         return o
-    ends = torch.stack(where.last, -1)
-    ends = ends.expand(torch.broadcast_shapes(ends.shape, (*lead, 1, 3)))
-    return o, (torch.cat(means, -2), torch.cat(vectors, -1), ends)
+    position = where.last.expand(torch.broadcast_shapes(where.last.shape, (*lead, 1)))
+    return o, (torch.cat(lasts, -2), torch.cat(vectors, -1), position)
 
 
 def _runs(patterns: Sequence[PositionalPattern], apart: bool) -> list[tuple[int, PositionalPattern, int]]:
@@ -179,36 +175,31 @@ def _whole(pattern: PositionalPattern, x: Tensor, at: Places) -> Tensor:
 
 
 def _causal(
-    pattern: PositionalPattern, x: Tensor, at: Places, mean: Tensor, sums: Tensor
+    pattern: PositionalPattern, x: Tensor, at: Places, previous: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One head's rows (..., V, N), which see the positions up to their own, from x (..., V, N); and at the last token's
-    position, its mean so far and the vectors for what lies before it, each (..., V)."""
+    position, its values and the vectors for what lies before it, each (..., V)."""
     r = at.r
-    after, u, x = at.after(r), at.pool(x, mean), at.so_far(x, mean)
-    own, total = pattern.own(r), pattern.total(r, after)
+    u, total = at.pool(x, previous), pattern.total(r, at.after(r))
     behind, vectors = pattern.behind(u, sums, r) if pattern.vectors else (None, [])
-    if total is not None:
-        total = total.to(x.dtype)
-        own = own / total if isinstance(own, Tensor) or own else own
-        behind = None if behind is None else behind / total
-    own = at.spread(own) if isinstance(own, Tensor) else own
-    o = added(x, None if behind is None else at.spread(behind), times(own, x))
-    return o, at.at_last(u), [at.at_last(vector) for vector in vectors]
+    rows = added(u, behind, times(pattern.own(r), u))
+    rows = rows if total is None else rows / total.to(x.dtype)
+    return at.spread(rows), at.at_last(u), [at.at_last(vector) for vector in vectors]
 
 
-def _before(v: Tensor, vectors: int, initial_state: State | None) -> tuple[Tensor, Tensor, Last | None]:
+def _before(v: Tensor, vectors: int, initial_state: State | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The state's parts, or their values at the start of a sequence."""
     lead, (H, _, V) = v.shape[:-3], v.shape[-3:]
     shapes = (*lead, H, V), (*lead, V, vectors)
     if initial_state is None:
         values, sums = (v.new_zeros(shape, dtype=torch.float64) for shape in shapes)
         return values, sums, None
-    values, sums, where = checks.state(initial_state, "values", "sums", "places")
+    values, sums, position = checks.state(initial_state, "values", "sums", "position")
     like = v.new_empty(0, dtype=torch.float64)
     checks.carried("values", values, shapes[0], like)
     checks.carried("sums", sums, shapes[1], like)
-    checks.carried("places", where, (*lead, H if where.shape[-2] == H else 1, 3), like.long())
-    return values, sums, Last(*where.unbind(-1))
+    checks.carried("position", position, (*lead, H if position.shape[-1:] == (H,) else 1), like.long())
+    return values, sums, position
 
 
 def _operands(
@@ -228,6 +219,8 @@ def _operands(
     for name, asked in (("initial_state", initial_state is not None), ("return_state", return_state)):
         wanted = "none in a call that is not causal, which sees what follows"
         checks.expect(is_causal or not asked, name, wanted, "one")
+    wanted = "None in a causal call, where words are not yet whole"
+    checks.expect(words is None or not is_causal, "words", wanted, "some")
     if words is not None and words.shape != (*v.shape[:-3], N):
         raise ValueError(f"words: expected shape {(*v.shape[:-3], N)}, got {tuple(words.shape)}")
     if attn_mask is None:
