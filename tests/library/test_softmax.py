@@ -13,7 +13,6 @@ from seeded import draw
 from torch.nn.attention import SDPBackend
 
 from ortho.attention import MECHANISMS, softmax_attention, softmax_attention_reference
-from ortho.attention.softmax.backends import BACKENDS, backend_attention, serves
 from ortho.attention.softmax.flash import flash_attention
 
 FORMS = [softmax_attention_reference, softmax_attention]
@@ -81,52 +80,6 @@ def test_no_silent_fallback(monkeypatch):
     monkeypatch.setattr("ortho.attention.softmax.softmax_attention._KERNELS", not_on_a_cpu)
     q = draw(1, 2, 5, 4)
     refuses("No viable backend", softmax_attention, q, q, q, error=RuntimeError)
-
-
-# ------------------------------------------------------------------------------------- PyTorch's kernels by name
-
-
-HERE = ["math", "flash"]  # on a CPU
-
-
-@pytest.mark.parametrize("backend", HERE)
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
-@causal_or_not
-def test_kernels_are_exact(backend, lead, causal):
-    leaves, mask = operands(17, lead=lead, K=8, V=8), draw(*lead, 17, 17, seed=4) > 0
-    mask[..., 0] = True  # what a row with nothing to attend to gets is up to the kernel
-    call = partial(backend_attention, backend=backend)
-    for attn_mask, scale in product((None, mask), (0.7, -0.5, 0.0)):
-        assert_same(call, leaves, is_causal=causal, attn_mask=attn_mask, scale=scale)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_who_serves_on_a_cpu(backend):
-    q = draw(2, 5, 8, dtype=torch.float32)
-    assert serves(backend, q, q, q, is_causal=True, masked=True) == (backend in HERE)
-    assert serves(backend, q, q, q[..., :4]) == (backend == "math")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_exact_on_cuda(backend):
-    """bfloat16, whose numbers have 8 bits: two roundings of weights and values of size 1."""
-    q, k, v = (draw(2, 4, 64, 32, seed=s).to("cuda", torch.bfloat16) for s in range(3))
-    if serves(backend, q, k, v, is_causal=True):
-        o = backend_attention(q, k, v, backend=backend, is_causal=True)
-        want = softmax_attention_reference(*(x.double() for x in (q, k, v)), is_causal=True)
-        torch.testing.assert_close(o.double(), want, atol=2**-6, rtol=2**-6)
-
-
-@pytest.mark.bad_input
-def test_kernels_that_do_not_serve():
-    x, unserved = draw(2, 5, 8), "backend: expected one that serves torch.float64 on cpu in these shapes, got 'cudnn'"
-    for backend, width, error, message in (
-        ("fastest", 8, ValueError, "backend: expected one of 'math', 'flash', 'efficient', 'cudnn', got 'fastest'"),
-        ("cudnn", 8, RuntimeError, unserved),
-        ("flash", 4, RuntimeError, r"got 'flash': .*same last dimension"),
-    ):
-        refuses(message, backend_attention, x, x, x[..., :width], backend=backend, error=error)
 
 
 @pytest.mark.parametrize("name", ["softmax", "alibi", "fox", "path"])

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ortho.attention import MECHANISMS
 from ortho.attention.linear.feature_map import EluPlusOne
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.softmax.backends import BACKENDS, backend_attention
 from ortho.attention.sparse.block_sparse import Blocks
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
@@ -28,6 +28,12 @@ from paper.experiments.engine.records import Case
 from paper.experiments.speed.benchmark import assert_all_close, dtype, rounding_error
 
 YARDSTICK, MATERIALISED, FLEX = "sdpa", "materialised", "flex"
+BACKENDS = {
+    "math": SDPBackend.MATH,  # the definition, materialised
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,  # from xFormers
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 KERNELS = (*BACKENDS, FLEX)
 COMPILED_PATTERNS = ("window", "block-sparse", "dilated", "local-strided", "fixed")
 SETS = {
@@ -103,7 +109,7 @@ def function(arm: str, chunk: int) -> Attention:
         return partial(flex, pattern=pattern, is_causal=causal)
     if name == YARDSTICK:
         if kernel:
-            return partial(backend_attention, backend=kernel, is_causal=causal)
+            return partial(by_kernel, kernel=kernel, is_causal=causal)
         return masked if "masked" in _words(arm) else partial(scaled_dot_product_attention, is_causal=causal)
     if "recurrent" in _words(arm):
         return recurrent
@@ -112,6 +118,12 @@ def function(arm: str, chunk: int) -> Attention:
     mechanism = _mechanism(arm)
     options: dict[str, Any] = _chunk(mechanism, causal, chunk)
     return _with_gates(arm, partial(mechanism.fast, is_causal=causal, **options))
+
+
+def by_kernel(q: Tensor, k: Tensor, v: Tensor, *, kernel: str, is_causal: bool) -> Tensor:
+    """PyTorch's fused attention by the kernel of this name; RuntimeError for a call that the kernel does not serve."""
+    with sdpa_kernel(BACKENDS[kernel]):
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
