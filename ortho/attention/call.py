@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import update_wrapper
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from math import sqrt
 from typing import Any
 
@@ -81,7 +81,7 @@ def attention_function(
     - 'keys': the state is (keys, values), and further parts that `beside` names. The body returns o, or (o, parts).
     - 'fewer keys': likewise, but the body drops keys that no later query reads. It returns (o, (keys, values, *parts)).
     - 'changed keys': tokens change the keys before them. The body gets only the new keys, and in `call.state` the
-      earlier ones, in float32 at least; it returns (o, all keys).
+      earlier ones, in float32 at least; it returns (o, (all keys,)).
     - 'sums': keys are summed up in a state of fixed size. The body returns (o, the whole new state), and the mask is
       one of the new keys.
 
@@ -129,6 +129,34 @@ def attention_function(
     return decorate
 
 
+def two_forms(
+    prepare: Callable[..., tuple[Any, ...]], definition: Callable[..., Any], fast: Callable[..., Any], **kept: Any
+) -> tuple[AttentionFunction, AttentionFunction]:
+    """(the definition, the fast form) of a mechanism, made of what they share and of what computes each.
+
+    `prepare` turns a call and the mechanism's options into the arguments that `definition` and `fast` take after the
+    call; options of `fast` are further options of the fast form. `kept` are the arguments of `attention_function`. The
+    definition has the docstring of `prepare`, and its name with `_reference`. The fast form has the name, and the
+    docstring of `fast`, which speaks of the `definition`.
+    """
+    name, own = prepare.__name__.strip("_"), signature(prepare)
+    sizes = [p for p in signature(fast).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+
+    def form(compute: Callable[..., Any], its_name: str, more: list[Parameter]) -> AttentionFunction:
+        def body(call: Call, **options: Any) -> Any:
+            given = {p.name: options.pop(p.name) for p in more if p.name in options}
+            return compute(call, *prepare(call, **options), **given)
+
+        about: Any = update_wrapper(body, prepare)
+        about.__name__ = about.__qualname__ = its_name
+        about.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
+        if more:
+            about.__doc__ = (getdoc(fast) or "").replace(f"`{definition.__name__}`", f"`{name}_reference`")
+        return attention_function(**kept)(body)
+
+    return form(definition, f"{name}_reference", []), form(fast, name, sizes)
+
+
 def _joined(
     k: Tensor, v: Tensor, initial_state: State | None, keeps: str, beside: tuple[str, ...]
 ) -> tuple[Tensor, Tensor, State, int]:
@@ -150,7 +178,7 @@ def _joined(
 def _state(parts: Any, keys: Tensor, values: Tensor, keeps: str) -> State:
     """The state that is returned, from the `parts` that the body returned."""
     if keeps == "changed keys":
-        return parts, values
+        return *parts, values
     if keeps == "fewer keys":
         return parts[0].to(keys.dtype), parts[1].to(values.dtype), *parts[2:]
     return tuple(parts) if keeps == "sums" else (keys, values, *parts)

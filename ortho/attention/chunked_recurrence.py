@@ -45,11 +45,11 @@ def in_chunks(
     steps: int = 1,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch K V"]]:
-    """`token_by_token` by matrix products over chunks, with one decay a token; time and memory linear in the length.
+    """`token_by_token` by matrix products over chunks, with one decay a token; time and memory linear in N.
 
-    Chunks have at most `chunk` keys, by default 64; on a GPU they are longer where there would be more than 128 of
-    them. Kept for the backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`.
-    The result cannot be differentiated twice. A single token takes a step of the formula.
+    Chunks have whole tokens and at most `chunk` keys, or one token; by default 64, on a GPU more where there would be
+    over 128 chunks. Kept for the backward pass are one state per chunk and, per token, some vectors of widths K, V and
+    `chunk`. A single token takes a step of the formula. This form cannot be differentiated twice; the definition can.
     """
     if k.shape[-2] == steps:
         return token_by_token(q, k, v, beta, log_decay, S, is_causal=is_causal, erase=erase, steps=steps)

@@ -23,9 +23,9 @@ def distance_attention_reference(
 
 
 def distance_attention(
-    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], tile: int = TILE
+    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], *, tile: int = TILE
 ) -> Float[Tensor, "*batch N V"]:
-    """`distance_attention_reference` a tile of queries at a time, in memory linear in N."""
+    """`distance_attention_reference` `tile` queries at a time, in memory linear in N."""
     q = call.q * call.factor
 
     def scores(s: Span) -> Tensor:

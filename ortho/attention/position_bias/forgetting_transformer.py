@@ -44,7 +44,7 @@ def forgetting_attention(
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
     """`forgetting_attention_reference` `tile` queries at a time, in memory linear in N."""
     depths = _depths(call, log_forget)
-    return distance_attention(call, *depths, tile), _faded(call, depths[1])
+    return distance_attention(call, *depths, tile=tile), _faded(call, depths[1])
 
 
 def _depths(call: Call, log_forget: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from ortho import checks
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.call import Call, attention_function, blocked_pairs
+from ortho.attention.call import Call, blocked_pairs, two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.tiles import Span, attend_in_tiles
 from ortho.attention.scores import masked_softmax, unit
@@ -33,10 +33,9 @@ from ortho.gates import Gate, ReflectingWriteStrength
 BLOCK = 128
 
 
-@attention_function(keeps="changed keys")
-def path_attention_reference(
+def _path_attention(
     call: Call, *, directions: Float[Tensor, "*batch N K"] | None = None, beta: Float[Tensor, "*batch N"] | None = None
-) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
+) -> "tuple[Tensor, Tensor, Reflections, Tensor]":
     r"""Softmax attention with keys that every later token reflects, computed token by token in $O(N^2 K)$.
 
     Arguments are as in `softmax_attention_reference`, except `is_causal`, which must be True. `directions` are divided
@@ -47,28 +46,8 @@ def path_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `beta` out of its range.
     """
-    r, past = reflections(call, directions, beta, call.k.shape[-1]), _past_keys(call)
-    return reflected_attention_reference(call, call.q * call.factor, call.k, r, past)
-
-
-@attention_function(keeps="changed keys")
-def path_attention(
-    call: Call,
-    *,
-    directions: Float[Tensor, "*batch N K"] | None = None,
-    beta: Float[Tensor, "*batch N"] | None = None,
-    block: int = BLOCK,
-) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
-    """`path_attention_reference` in blocks of at most `block` tokens, in memory linear in N.
-
-    Queries are moved from block to block by the product of a block's reflections, as in section 3.3 of the paper.
-    """
-    r, past = reflections(call, directions, beta, call.k.shape[-1]), _past_keys(call)
-    return reflected_attention(call, call.q * call.factor, call.k, r, past, block=block)
-
-
-def _past_keys(call: Call) -> Float[Tensor, "*batch P K"]:
-    return call.state[0] if call.state else call.k[..., :0, :]
+    past = call.state[0] if call.state else call.k[..., :0, :]
+    return call.q * call.factor, call.k, reflections(call, directions, beta, call.k.shape[-1]), past
 
 
 class Reflections(NamedTuple):
@@ -122,14 +101,14 @@ def reflected_attention_reference(
     r: Reflections,
     past: Float[Tensor, "*batch P K"],
     content: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"]]:
-    """(o, all keys after the last reflection) of causal softmax attention with the `reflected_scores`, plus the scores
-    of `content`, queries (..., N, ·) and keys (..., M, ·), if given. Computed token by token, in O(N^2 K)."""
+) -> tuple[Float[Tensor, "*batch N V"], tuple[Float[Tensor, "*batch M K"]]]:
+    """(o, (all keys after the last reflection,)) of causal softmax attention with the `reflected_scores`, plus the
+    scores of `content`, queries (..., N, ·) and keys (..., M, ·), if given. Computed token by token, in O(N^2 K)."""
     scores, keys = reflected_scores(q, k, r, past)
     if content is not None:
         scores = scores + content[0] @ content[1].mT
     blocked = blocked_pairs(q.shape[-2], call.v.shape[-2], True, call.attn_mask, q.device)
-    return masked_softmax(scores, blocked, empty_rows=call.attn_mask is not None) @ call.v, keys
+    return masked_softmax(scores, blocked, empty_rows=call.attn_mask is not None) @ call.v, (keys,)
 
 
 class Blocks(NamedTuple):
@@ -169,9 +148,12 @@ def reflected_attention(
     content: tuple[Tensor, Tensor] | None = None,
     *,
     block: int = BLOCK,
-) -> tuple[Float[Tensor, "*batch N V"], Float[Tensor, "*batch M K"] | None]:
-    """`reflected_attention_reference` in blocks of at most `block` tokens, in memory linear in N. Queries move from
-    block to block. The keys are None unless the call returns a state. A single token takes a step of the reference."""
+) -> tuple[Float[Tensor, "*batch N V"], tuple[Tensor, ...]]:
+    """`reflected_attention_reference` in blocks of at most `block` tokens, in memory linear in N.
+
+    Queries are moved from block to block by the product of a block's reflections, as in section 3.3 of Yang et al.
+    2025. A single token takes a step of the definition. Without `return_state` no keys are returned.
+    """
     length, keys, key_mask = q.shape[-2], call.v.shape[-2], call.key_mask
     if length == 1:
         return reflected_attention_reference(call, q, k, r, past, content)
@@ -204,11 +186,16 @@ def reflected_attention(
     v, padded = pad(call.v, rows), length + behind
     o = attend_in_tiles(scores, v, queries=padded, tile=width, is_causal=True, attn_mask=mask)[..., :length, :]
     if not call.return_state:
-        return o, None
+        return o, ()
     moved = past
     for one, onwards in zip(moved_k, across, strict=True):
         moved = torch.cat([moved @ onwards.mT, one], -2)  # all keys so far, at the end of this block
-    return o, moved[..., :keys, :]
+    return o, (moved[..., :keys, :],)
+
+
+path_attention_reference, path_attention = two_forms(
+    _path_attention, reflected_attention_reference, reflected_attention, keeps="changed keys"
+)
 
 
 class Directions(Gate):

@@ -11,11 +11,10 @@ from math import sqrt
 from typing import ClassVar
 
 from ortho import checks
-from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.call import Call, attention_function
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.call import Call, two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.path_attention import (
-    BLOCK,
     Reflections,
     reflected_attention,
     reflected_attention_reference,
@@ -24,15 +23,14 @@ from ortho.attention.position_bias.path_attention import (
 from ortho.gates import Gate, ReflectingWriteStrength
 
 
-@attention_function(beside=("bias keys",))
-def position_delta_attention_reference(
+def _position_delta_attention(
     call: Call,
     *,
     bias_queries: Float[Tensor, "*batch N D"] | None = None,
     bias_keys: Float[Tensor, "*batch N D"] | None = None,
     directions: Float[Tensor, "*batch N D"] | None = None,
     beta: Float[Tensor, "*batch N"] | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Tensor, Tensor, Reflections, Tensor, tuple[Tensor, Tensor]]:
     """Softmax attention plus a bias whose vectors every later token reflects, computed token by token.
 
     Arguments are as in `softmax_attention_reference`, except `is_causal`, which must be True. `bias_queries` are the u
@@ -43,31 +41,7 @@ def position_delta_attention_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `beta` out of its range.
     """
-    bias, content = _bias(call, bias_queries, bias_keys, directions, beta), (call.q * call.factor, call.k)
-    o, keys = reflected_attention_reference(call, *bias, content)
-    return o, (keys,)
-
-
-@attention_function(beside=("bias keys",))
-def position_delta_attention(
-    call: Call,
-    *,
-    bias_queries: Float[Tensor, "*batch N D"] | None = None,
-    bias_keys: Float[Tensor, "*batch N D"] | None = None,
-    directions: Float[Tensor, "*batch N D"] | None = None,
-    beta: Float[Tensor, "*batch N"] | None = None,
-    block: int = BLOCK,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`position_delta_attention_reference` in blocks of at most `block` tokens, in memory linear in N."""
-    bias, content = _bias(call, bias_queries, bias_keys, directions, beta), (call.q * call.factor, call.k)
-    o, keys = reflected_attention(call, *bias, content, block=block)
-    return o, (keys,)
-
-
-def _bias(
-    call: Call, bias_queries: Tensor | None, bias_keys: Tensor | None, directions: Tensor | None, beta: Tensor | None
-) -> tuple[Tensor, Tensor, Reflections, Tensor]:
-    """(u, scaled; u'; their reflections; the u' of past keys); by default the width is 0, and products are 0."""
+    # The width is 0 by default, and products are 0.
     none, new = call.k.new_zeros(*call.q.shape[:-1], 0), call.q.shape[:-1]
     wanted = "a tensor beside the other part of the bias"
     checks.expect(bias_keys is not None or bias_queries is None, "bias_keys", wanted, bias_keys)
@@ -79,7 +53,13 @@ def _bias(
     past = call.k.new_zeros(*new[:-1], call.past, D)
     if call.state:
         past = checks.carried("bias keys", call.state[0], past.shape, call.k)
-    return u * (1 / sqrt(max(1, D))), keys, reflections(call, directions, beta, D), past
+    content = call.q * call.factor, call.k
+    return u * (1 / sqrt(max(1, D))), keys, reflections(call, directions, beta, D), past, content
+
+
+position_delta_attention_reference, position_delta_attention = two_forms(
+    _position_delta_attention, reflected_attention_reference, reflected_attention, beside=("bias keys",)
+)
 
 
 class BiasVectors(Gate):

@@ -23,11 +23,16 @@ def by_chunks(
     S: Tensor,
     *,
     is_causal: bool,
-    chunk: int | None,
-    erase: bool,
+    chunk: int | None = None,
+    erase: bool = True,
     before_fading: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(o, the state after the last key). A single token takes a step of the formula."""
+    """`token_by_token` by matrix products over chunks, with a decay per channel; time and memory linear in N.
+
+    The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more from 16,257
+    tokens. Kept for the backward pass are one state per chunk and, for each token, a few vectors for each time that a
+    chunk can be halved. A single token takes a step of the formula.
+    """
     if k.shape[-2] == 1:
         own: dict[str, bool] = {"is_causal": is_causal, "erase": erase, "before_fading": before_fading}
         return token_by_token(q, k, v, beta, log_decay, S, **own)

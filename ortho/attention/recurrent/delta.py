@@ -11,23 +11,21 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
-from ortho._typing import Float, State, Tensor
-from ortho.attention.call import Call, attention_function
+from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
 from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 from ortho.gates import Gate, WriteStrength, rate_logarithms, step_biases
 
 
-@attention_function(keeps="sums")
-def delta_rule_reference(
+def _delta_rule(
     call: Call,
     *,
     beta: Float[Tensor, "*batch M"] | None = None,
     log_decay: Float[Tensor, "*batch M"] | None = None,
     qk_l2norm: bool = True,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     r"""The delta rule by its recurrence, token by token.
 
     `beta` (..., M), in [0, 2], is 1 by default; `log_decay` (..., M), $\log a_t \le 0$, is 0 by default. Queries and
@@ -40,29 +38,10 @@ def delta_rule_reference(
     gates outside their range, and for keys that are not normalised and have $\beta |k|^2 > 2$: every write would
     enlarge the state along them.
     """
-    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm)
-    o, S = token_by_token(*x, is_causal=call.is_causal)
-    return o, (S,)
+    return operands(call, beta, log_decay, qk_l2norm=qk_l2norm), {}
 
 
-@attention_function(keeps="sums")
-def delta_rule(
-    call: Call,
-    *,
-    beta: Float[Tensor, "*batch M"] | None = None,
-    log_decay: Float[Tensor, "*batch M"] | None = None,
-    qk_l2norm: bool = True,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`delta_rule_reference` by matrix products over chunks of at most `chunk` tokens; time and memory linear in N.
-
-    Chunks have 64 tokens by default; on a GPU they are longer where there would be more than 128 of them. Kept for the
-    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`. This form cannot be
-    differentiated twice; the reference can.
-    """
-    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm)
-    o, S = in_chunks(*x, is_causal=call.is_causal, chunk=chunk)
-    return o, (S,)
+delta_rule_reference, delta_rule = in_two_forms(_delta_rule, in_chunks)
 
 
 def reorthogonalised(S: Float[Tensor, "*batch K V"]) -> Float[Tensor, "*batch K V"]:

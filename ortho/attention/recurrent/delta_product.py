@@ -9,17 +9,16 @@ This is the delta rule on a sequence $n_h$ times as long, read after every $n_h$
 by a product of $n_h$ transitions. With $\beta$ up to 2, this can be any orthogonal matrix made of $n_h$ reflections.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from ortho import checks
-from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.call import Call, attention_function
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.call import Call
 from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 from ortho.gates import Gate
 
 
@@ -51,15 +50,14 @@ def by_step(
     return call, beta, steps
 
 
-@attention_function(keeps="sums")
-def delta_product_reference(
+def _delta_product(
     call: Call,
     *,
     beta: Float[Tensor, "*batch M steps"] | None = None,
     more_keys: Float[Tensor, "*batch M more K"] | None = None,
     more_values: Float[Tensor, "*batch M more V"] | None = None,
     qk_l2norm: bool = True,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     r"""DeltaProduct by its recurrence, step by step.
 
     A token's first step is (k, v). `more_keys` (..., M, more, K) and `more_values` (..., M, more, V), given together,
@@ -71,29 +69,10 @@ def delta_product_reference(
     gates outside their range and, without `qk_l2norm`, for keys with $\beta |k|^2 > 2$.
     """
     call, beta, steps = by_step(call, beta, more_keys, more_values)
-    o, S = token_by_token(*operands(call, beta, qk_l2norm=qk_l2norm), is_causal=call.is_causal, steps=steps)
-    return o, (S,)
+    return operands(call, beta, qk_l2norm=qk_l2norm), {"steps": steps}
 
 
-@attention_function(keeps="sums")
-def delta_product(
-    call: Call,
-    *,
-    beta: Float[Tensor, "*batch M steps"] | None = None,
-    more_keys: Float[Tensor, "*batch M more K"] | None = None,
-    more_values: Float[Tensor, "*batch M more V"] | None = None,
-    qk_l2norm: bool = True,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`delta_product_reference` by matrix products over chunks of whole tokens, at most `chunk` steps or one token.
-
-    Writing is as in the delta rule, on the longer sequence; reading is done once per token. This form cannot be
-    differentiated twice; the reference can.
-    """
-    call, beta, steps = by_step(call, beta, more_keys, more_values)
-    x = operands(call, beta, qk_l2norm=qk_l2norm)
-    o, S = in_chunks(*x, is_causal=call.is_causal, steps=steps, chunk=chunk)
-    return o, (S,)
+delta_product_reference, delta_product = in_two_forms(_delta_product, in_chunks)
 
 
 class _Steps(Gate):

@@ -5,19 +5,19 @@ $S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^T$. Kimi Delta Attention (arXiv:25
 $S_t = (I - \beta_t k_t k_t^T)\, \mathrm{Diag}(a_t)\, S_{t-1} + \beta_t k_t v_t^T$. Outputs are $o_t = S_t^T q_t$.
 """
 
-from ortho._typing import Float, State, Tensor
-from ortho.attention.call import Call, attention_function
+from typing import Any
+
+from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.channels import ChannelDecay, by_chunks
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 from ortho.gates import WriteStrength
 
 
-@attention_function(keeps="sums")
-def gated_linear_attention_reference(
+def _gated_linear_attention(
     call: Call, *, log_decay: Float[Tensor, "*batch M K"] | None = None
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     r"""Gated linear attention by its recurrence, which does not erase, token by token.
 
     `log_decay` (..., M, K), $\log a_t \le 0$, is 0 by default. Queries and keys are not normalised; `scale`, by default
@@ -29,57 +29,27 @@ def gated_linear_attention_reference(
     `log_decay` above 0 or not finite.
     """
     call.scale = call.factor
-    x = operands(call, None, log_decay, qk_l2norm=False, erase=False, channels=True)
-    o, S = token_by_token(*x, is_causal=call.is_causal, erase=False)
-    return o, (S,)
+    return operands(call, None, log_decay, qk_l2norm=False, erase=False, channels=True), {"erase": False}
 
 
-@attention_function(keeps="sums")
-def gated_linear_attention(
-    call: Call, *, log_decay: Float[Tensor, "*batch M K"] | None = None, chunk: int | None = None
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`gated_linear_attention_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
-    call.scale = call.factor
-    x = operands(call, None, log_decay, qk_l2norm=False, erase=False, channels=True)
-    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=False)
-    return o, (S,)
+gated_linear_attention_reference, gated_linear_attention = in_two_forms(_gated_linear_attention, by_chunks)
 
 
-@attention_function(keeps="sums")
-def kimi_delta_attention_reference(
+def _kimi_delta_attention(
     call: Call,
     *,
     beta: Float[Tensor, "*batch M"] | None = None,
     log_decay: Float[Tensor, "*batch M K"] | None = None,
     qk_l2norm: bool = True,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     """Kimi Delta Attention by its recurrence, token by token.
 
     Arguments, state and errors are as in `delta_rule_reference`, except for one decay per channel of the keys.
     """
-    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True)
-    o, S = token_by_token(*x, is_causal=call.is_causal)
-    return o, (S,)
+    return operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True), {}
 
 
-@attention_function(keeps="sums")
-def kimi_delta_attention(
-    call: Call,
-    *,
-    beta: Float[Tensor, "*batch M"] | None = None,
-    log_decay: Float[Tensor, "*batch M K"] | None = None,
-    qk_l2norm: bool = True,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`kimi_delta_attention_reference` by matrix products over chunks, in time and memory linear in N.
-
-    The length of a chunk is the largest power of two that is at most `chunk`: by default 64, on a GPU more from 16,257
-    tokens. Kept for the backward pass are one state per chunk and, for each token, a few vectors for each time that a
-    chunk can be halved.
-    """
-    x = operands(call, beta, log_decay, qk_l2norm=qk_l2norm, channels=True)
-    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=True)
-    return o, (S,)
+kimi_delta_attention_reference, kimi_delta_attention = in_two_forms(_kimi_delta_attention, by_chunks)
 
 
 GLA = Mechanism(

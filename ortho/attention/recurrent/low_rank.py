@@ -6,22 +6,22 @@ DeltaProduct (`delta_product.py`) writes the errors of its state in place of the
 several inputs (Lahoti et al. 2026, arXiv:2603.15569) also fades, and is read by several queries.
 """
 
-from ortho._typing import Float, State, Tensor
-from ortho.attention.call import Call, attention_function
+from typing import Any
+
+from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
 from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta_product import LaterOperands, by_step
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 
 
-@attention_function(keeps="sums")
-def low_rank_reference(
+def _low_rank(
     call: Call,
     *,
     more_keys: Float[Tensor, "*batch M more K"] | None = None,
     more_values: Float[Tensor, "*batch M more V"] | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     """Low-rank writes by their sum, column by column.
 
     A token's first column is (k, v). `more_keys` (..., M, more, K) and `more_values` (..., M, more, V), given together,
@@ -33,24 +33,10 @@ def low_rank_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together.
     """
     call, _, steps = by_step(call, None, more_keys, more_values)
-    x = operands(call, qk_l2norm=False, erase=False)
-    o, S = token_by_token(*x, is_causal=call.is_causal, erase=False, steps=steps)
-    return o, (S,)
+    return operands(call, qk_l2norm=False, erase=False), {"erase": False, "steps": steps}
 
 
-@attention_function(keeps="sums")
-def low_rank(
-    call: Call,
-    *,
-    more_keys: Float[Tensor, "*batch M more K"] | None = None,
-    more_values: Float[Tensor, "*batch M more V"] | None = None,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`low_rank_reference` by matrix products over chunks of whole tokens, at most `chunk` columns or one token."""
-    call, _, steps = by_step(call, None, more_keys, more_values)
-    x = operands(call, qk_l2norm=False, erase=False)
-    o, S = in_chunks(*x, is_causal=call.is_causal, erase=False, steps=steps, chunk=chunk)
-    return o, (S,)
+low_rank_reference, low_rank = in_two_forms(_low_rank, in_chunks)
 
 
 MECHANISM = Mechanism(

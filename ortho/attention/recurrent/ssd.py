@@ -19,19 +19,17 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from ortho import checks
-from ortho._typing import Float, Size, State, Tensor
-from ortho.attention.call import Call, attention_function
+from ortho._typing import Float, Size, Tensor
+from ortho.attention.call import Call
 from ortho.attention.chunked_recurrence import in_chunks
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 from ortho.gates import Gate, rate_logarithms, step_biases
 
 
-@attention_function(keeps="sums")
-def state_space_duality_reference(
+def _state_space_duality(
     call: Call, *, dt: Float[Tensor, "*batch M"] | None = None, A: Float[Tensor, "*batch M"] | None = None
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     r"""State-space duality by its recurrence, token by token.
 
     `dt` (..., M), $\Delta_t \ge 0$, is 1 by default; `A` (..., M), $\alpha \ge 0$ (the paper's A is its negative), is
@@ -43,36 +41,15 @@ def state_space_duality_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for a
     `dt` or an `A` below 0 or not finite.
     """
-    o, S = token_by_token(*_operands(call, dt, A), is_causal=call.is_causal, erase=False)
-    return o, (S,)
-
-
-@attention_function(keeps="sums")
-def state_space_duality(
-    call: Call,
-    *,
-    dt: Float[Tensor, "*batch M"] | None = None,
-    A: Float[Tensor, "*batch M"] | None = None,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`state_space_duality_reference` by matrix products over chunks of at most `chunk` tokens; linear in N.
-
-    Chunks have 64 tokens by default; on a GPU they are longer where there would be more than 128 of them. Kept for the
-    backward pass are one state per chunk and, per token, some vectors of widths K, V and `chunk`. This form cannot be
-    differentiated twice; the reference can.
-    """
-    o, S = in_chunks(*_operands(call, dt, A), is_causal=call.is_causal, erase=False, chunk=chunk)
-    return o, (S,)
-
-
-def _operands(call: Call, dt: Tensor | None, A: Tensor | None) -> tuple[Any, ...]:
-    r"""As `operands` gives them, with $\Delta$ as write strengths and $-\Delta\alpha$ as logarithms of decays."""
     for name, value in (("dt", dt), ("A", A)):
         checks.gate(name, value, call.k.shape[:-1])
         checks.within(name, "numbers", value, 0, torch.finfo(call.k.dtype).max)
     log_decay = None if A is None else -A if dt is None else -(A * dt)
     q, k, v, _, log_decay, S = operands(call, None, log_decay, qk_l2norm=False, erase=False)
-    return q, k, v, dt, log_decay, S
+    return (q, k, v, dt, log_decay, S), {"erase": False}
+
+
+state_space_duality_reference, state_space_duality = in_two_forms(_state_space_duality, in_chunks)
 
 
 class StepSize(Gate):

@@ -1,14 +1,38 @@
-"""The operands of all states that are written to, erased from and read.
+"""What all states that are written to, erased from and read share: their operands, and their two forms.
 
 `ortho.attention.recurrence` has the recurrence itself, token by token, `chunked_recurrence` in chunks.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ortho import checks
-from ortho._typing import Tensor
-from ortho.attention.call import Call
+from ortho._typing import State, Tensor
+from ortho.attention.call import AttentionFunction, Call, two_forms
+from ortho.attention.recurrence import token_by_token
 from ortho.attention.scores import unit
+
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]  # q, k, v, beta, log_decay, S
+
+
+def in_two_forms(
+    prepare: Callable[..., tuple[Operands, dict[str, Any]]], by_chunks: Callable[..., Any]
+) -> tuple[AttentionFunction, AttentionFunction]:
+    """The two forms of a recurrence: token by token, and by products over chunks. `prepare` makes of a call its
+    operands, and the options that `token_by_token` and `by_chunks` share."""
+
+    def one_by_one(call: Call, x: Operands, kind: dict[str, Any]) -> tuple[Tensor, State]:
+        o, S = token_by_token(*x, is_causal=call.is_causal, **kind)
+        return o, (S,)
+
+    def chunked(call: Call, x: Operands, kind: dict[str, Any], *, chunk: int | None = None) -> tuple[Tensor, State]:
+        o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, **kind)
+        return o, (S,)
+
+    one_by_one.__name__, chunked.__doc__ = "token_by_token", by_chunks.__doc__
+    return two_forms(prepare, one_by_one, chunked, keeps="sums")
 
 
 def operands(
@@ -20,7 +44,7 @@ def operands(
     erase: bool = True,
     channels: bool = False,
     most: float = 2,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+) -> Operands:
     """(q, k, v, beta, log_decay, S) as the recurrence takes them.
 
     Keys that the mask hides neither write to the state nor let it fade. With `channels` decays are (..., M, K). Without

@@ -12,19 +12,19 @@ A step multiplies the state by $\mathrm{Diag}(a) - \beta k k^T$, which is symmet
 below $\min a - \beta$ or above $\max a$: with $\beta$ up to 1 it enlarges nothing, whatever the decays.
 """
 
-from ortho._typing import Float, State, Tensor
-from ortho.attention.call import Call, attention_function
+from typing import Any
+
+from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
 from ortho.attention.mechanism import Mechanism
-from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.channels import ChannelDecay, by_chunks
-from ortho.attention.recurrent.state import operands
+from ortho.attention.recurrent.state import Operands, in_two_forms, operands
 from ortho.gates import WriteStrength
 
 
-@attention_function(keeps="sums")
-def vector_gated_delta_reference(
+def _vector_gated_delta(
     call: Call, *, beta: Float[Tensor, "*batch M"] | None = None, log_decay: Float[Tensor, "*batch M K"] | None = None
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Operands, dict[str, Any]]:
     """The vector-gated delta rule by its recurrence, token by token.
 
     `beta` (..., M), in [0, 1], is 1 by default; `log_decay` (..., M, K), log a, at most 0, is 0 by default. Queries and
@@ -34,23 +34,10 @@ def vector_gated_delta_reference(
     Raises TypeError or ValueError, naming the argument, for operands that do not fit together; on the CPU also for
     gates outside their range.
     """
-    x = operands(call, beta, log_decay, channels=True, most=1)
-    o, S = token_by_token(*x, is_causal=call.is_causal, before_fading=True)
-    return o, (S,)
+    return operands(call, beta, log_decay, channels=True, most=1), {"before_fading": True}
 
 
-@attention_function(keeps="sums")
-def vector_gated_delta(
-    call: Call,
-    *,
-    beta: Float[Tensor, "*batch M"] | None = None,
-    log_decay: Float[Tensor, "*batch M K"] | None = None,
-    chunk: int | None = None,
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`vector_gated_delta_reference` by matrix products over chunks like those of `kimi_delta_attention`."""
-    x = operands(call, beta, log_decay, channels=True, most=1)
-    o, S = by_chunks(*x, is_causal=call.is_causal, chunk=chunk, erase=True, before_fading=True)
-    return o, (S,)
+vector_gated_delta_reference, vector_gated_delta = in_two_forms(_vector_gated_delta, by_chunks)
 
 
 MECHANISM = Mechanism(
