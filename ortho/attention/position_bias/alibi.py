@@ -4,7 +4,8 @@ arXiv:2108.12409, section 3), with a slope $m_h$ for each head, the same for eve
 import torch
 
 from ortho._typing import Float, Tensor
-from ortho.attention.call import Call, two_forms
+from ortho.attention.call import Call
+from ortho.attention.forms import two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference
 

@@ -23,7 +23,8 @@ from torch.nn.functional import pad
 
 from ortho import checks
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.call import Call, blocked_pairs, two_forms
+from ortho.attention.call import Call, blocked_pairs
+from ortho.attention.forms import two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.tiles import Span, attend_in_tiles
 from ortho.attention.scores import masked_softmax, unit

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from ortho import checks
 from ortho._typing import Float, Size, Tensor
-from ortho.attention.call import Call, two_forms
+from ortho.attention.call import Call
+from ortho.attention.forms import two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.path_attention import (
     Reflections,

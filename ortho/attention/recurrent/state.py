@@ -10,7 +10,8 @@ import torch
 
 from ortho import checks
 from ortho._typing import State, Tensor
-from ortho.attention.call import AttentionFunction, Call, two_forms
+from ortho.attention.call import AttentionFunction, Call
+from ortho.attention.forms import two_forms
 from ortho.attention.recurrence import token_by_token
 from ortho.attention.scores import unit
 
