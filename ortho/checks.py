@@ -68,24 +68,17 @@ def one_of(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
-def unknown(name: str, value: Any, known: Collection[str], beside: str = "") -> str:
-    """The message for a value that is not among the known names, nor what `beside` adds to them.
-
-    All names are listed if they are few, or if none is near.
-    """
-    near = nearest(value, known)
+def unknown(name: str, value: Any, known: Collection[str]) -> str:
+    """The message for a value that is not among the known names; all are listed if they are few, or if none is near."""
+    near = next(_near(value, known), None) if isinstance(value, str) else None
     names = ", ".join(map(repr, known))
     if near and len(known) > WHOLE:
         names = f"{len(known)} names (all: list({LISTS[name]}))" if name in LISTS else f"{len(known)} names"
-    return f"{name}: expected one of {names}{beside}, got {value!r}" + (f"; did you mean {near!r}?" if near else "")
-
-
-def nearest(value: Any, known: Collection[str]) -> str | None:
-    """The known name that is most likely meant, if any is near."""
-    return next(_near(value, known), None) if isinstance(value, str) else None
+    return f"{name}: expected one of {names}, got {value!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _near(value: str, known: Collection[str]) -> Iterator[str]:
+    """The known names that may be meant, the most likely first."""
     plain = {_plain(one): one for one in reversed(list(known))}
     asked = _plain(value)
     for one in (asked, asked.removesuffix("-attention")):

@@ -16,17 +16,19 @@ from torch.nn.functional import linear
 from ortho import checks
 from ortho._typing import Float, Size, Tensor
 
-__all__ = ["Gate", "LogSigmoidGate", "ReflectingWriteStrength", "WriteStrength"]
+__all__ = ["Gate", "ReflectingWriteStrength", "WriteStrength"]
 
 
 class Gate(nn.Module, ABC):
     """x (B, N, d) -> (B, H, N), or (B, H, N, width): a product x W^T, and what the subclass makes of its numbers.
 
-    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of that width. `trained` counts parameters beside
-    the matrices, for each of one token's numbers.
+    With a `rank` the product is x W_1^T W_2^T, through a bottleneck of that width. `per_channel` says whether a head
+    has a number for each of its channels, or one. `trained` counts parameters beside the matrices, for each of one
+    token's numbers.
     """
 
     rank: ClassVar[int | None] = None
+    per_channel: ClassVar[bool] = False
     trained: ClassVar[int] = 0
     weight: Tensor
     weight_down: Tensor
@@ -50,8 +52,8 @@ class Gate(nn.Module, ABC):
 
     @classmethod
     def rows(cls, width: Size, H: Size) -> Size:
-        """How many numbers are made for a token, for heads of this width together: by default one for each head."""
-        return H
+        """How many numbers are made for a token, for heads of this width together."""
+        return width if cls.per_channel else H
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         """Draw the parameters."""
@@ -88,12 +90,6 @@ class Gate(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
-
-
-class LogSigmoidGate(Gate):
-    r"""A gate $\log \sigma(x W^T + b)$ or a multiple of it, at most 0, with a bias for each of its numbers."""
-
-    trained = 1
 
 
 class WriteStrength(Gate):

@@ -66,38 +66,21 @@ def svd(gaussian: Tensor) -> Tensor:
     return u @ vh
 
 
-def orthonormalise(columns: Float[Tensor, "rows cols"]) -> Float[Tensor, "rows cols"]:
-    """Gram-Schmidt, each column projected twice off its predecessors.
-
-    One pass of the classical process loses orthogonality in proportion to the condition number squared; a second pass
-    restores it to rounding ("twice is enough", Giraud et al. 2005). Raises ValueError for more columns than rows or for
-    linearly dependent columns.
-    """
-    rows, cols = columns.shape
-    if cols > rows:
-        raise ValueError(f"columns: expected at most as many columns as rows, got shape {(rows, cols)}")
-    basis = torch.empty_like(columns)
-    # A column that keeps less than this share of its length was, to rounding, in the span of those before it.
-    dependent = rows * torch.finfo(columns.dtype).eps
-    for j in range(cols):
-        before = basis[:, :j]
-        rest = columns[:, j]
-        for _ in range(2):
-            rest = rest - before @ (before.mT @ rest)
-        norm = rest.norm()
-        if norm <= dependent * columns[:, j].norm():
-            raise ValueError(f"columns: expected linearly independent columns, but column {j} depends on those before")
-        basis[:, j] = rest / norm
-    return basis
-
-
 @_tall
 def gram_schmidt(gaussian: Tensor) -> Tensor:
-    """Gram-Schmidt on Gaussian columns (`orthonormalise`): QR with a positive diagonal, so Haar without a correction.
+    """Gram-Schmidt on Gaussian columns: QR with a positive diagonal, so Haar without a correction.
 
-    Returns (rows, cols).
+    Each column is projected twice off its predecessors. One pass of the classical process loses orthogonality in
+    proportion to the condition number squared; a second pass restores it to rounding ("twice is enough", Giraud et al.
+    2005). Returns (rows, cols).
     """
-    return orthonormalise(gaussian)
+    basis = torch.empty_like(gaussian)
+    for j in range(gaussian.shape[1]):
+        before, rest = basis[:, :j], gaussian[:, j]
+        for _ in range(2):
+            rest = rest - before @ (before.mT @ rest)
+        basis[:, j] = rest / rest.norm()
+    return basis
 
 
 @_tall

@@ -1,5 +1,5 @@
-"""Softmax attention: the definition equals its formula by loops; the fused form, the tiles of FlashAttention and
-PyTorch's kernels by name equal the definition. (`test_precision` has the limits of numbers.)"""
+"""Softmax attention: the definition equals its formula by loops; the fused form and the tiles of FlashAttention equal
+the definition. (`test_precision` has the limits of numbers.)"""
 
 import math
 from functools import partial

@@ -17,7 +17,7 @@ from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference
 from ortho.attention.position_bias.tiles import TILE
-from ortho.gates import LogSigmoidGate
+from ortho.gates import Gate
 
 
 @attention_function(beside=("faded",))
@@ -71,8 +71,10 @@ def _faded(call: Call, k_depth: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
     return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(dtype).min).to(dtype),)
 
 
-class ForgetGate(LogSigmoidGate):
+class ForgetGate(Gate):
     r"""$\log f = \log \sigma(x W^T + b)$, at most 0 (Lin et al. 2025, arXiv:2503.02130, equation 5)."""
+
+    trained = 1
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)

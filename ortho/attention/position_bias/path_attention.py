@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from ortho import checks
-from ortho._typing import Float, Size, Tensor
+from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, blocked_pairs
 from ortho.attention.forms import two_forms
 from ortho.attention.mechanism import Mechanism
@@ -204,10 +204,7 @@ class Directions(Gate):
     (Yang et al. 2025, arXiv:2505.16381, without the convolution that follows)."""
 
     rank: ClassVar[int | None] = 32
-
-    @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        return d
+    per_channel = True
 
     def forward(self, x: Float[Tensor, "B N d"]) -> Float[Tensor, "B H N K"]:
         return self._vectors(x)

@@ -58,31 +58,16 @@ def positional_attention_reference(
         h = max(h, own)  # heads with masks of their own, now or in an earlier call
         position, values = position.expand(*lead, h, -1), torch.cat([past, v], -2)
     there = torch.ones(*lead, h, N, dtype=torch.bool, device=v.device) if there is None else there.expand(*lead, h, N)
-    if words is not None:
-        word_starts(words, there)
-    position = torch.cat([position, position.new_zeros(*lead, h, N)], -1)
+    starts = there if words is None else word_starts(words, there)
+    before = position.amax(-1, keepdim=True) if position.shape[-1] else NONE
+    position = torch.cat([position, (before + starts.cumsum(-1)).masked_fill(~there, NONE)], -1)
     heads = torch.zeros_like(v, dtype=torch.float64)
-    for item in product(*map(range, (*lead, h))):
-        numbers = None if words is None else words[item[:-1]].tolist()
-        past_place = int(position[item][:-N].max()) if position.shape[-1] > N else NONE
-        position[item][-N:] = _ranks(there[item].tolist(), numbers, past_place)
     with no_autocast(v):
         for item in product(*map(range, (*lead, H))):
             at = position[*item[:-1], min(item[-1], h - 1)]
             heads[item] = _matrix(patterns[item[-1]], at, N, is_causal).to(v.device) @ values[item].double()
     o = heads.to(v.dtype)
     return (o, (values, position)) if return_state else o
-
-
-def _ranks(there: list[bool], words: list[int] | None, position: int) -> Tensor:
-    """The tokens' positions (N,), which come after `position`."""
-    positions, word = [], NONE
-    for t, present in enumerate(there):
-        if present:
-            position += words is None or words[t] > word
-            word = NONE if words is None else words[t]
-        positions.append(position if present else NONE)
-    return torch.tensor(positions)
 
 
 def _matrix(pattern: PositionalPattern, position: Int[Tensor, "M"], N: int, is_causal: bool) -> Float[Tensor, "N M"]:

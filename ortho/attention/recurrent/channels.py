@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from ortho import checks
-from ortho._typing import Float, Size
+from ortho._typing import Float
 from ortho.attention.recurrence import default_chunk, token_by_token
-from ortho.gates import LogSigmoidGate
+from ortho.gates import Gate
 
 
 def by_chunks(
@@ -151,16 +151,14 @@ def in_chunks(
     return answers, S
 
 
-class ChannelDecay(LogSigmoidGate):
+class ChannelDecay(Gate):
     r"""$\log a = \log \sigma(x W_1^T W_2^T + b) / 16$, at most 0: one decay per channel of the keys, through a
     bottleneck of 16 numbers (Yang et al. 2023, arXiv:2312.06635, section 4.4)."""
 
     rank: ClassVar[int | None] = 16
+    per_channel = True
+    trained = 1
     temperature: ClassVar[int] = 16
-
-    @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        return d
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)

@@ -123,11 +123,8 @@ class ChannelStep(Gate):
     bottleneck of 16 numbers; softplus(b) starts log-uniform in [0.001, 0.1] (Gu & Dao 2023, section 3.6)."""
 
     rank: ClassVar[int | None] = 16
+    per_channel = True
     trained = 1
-
-    @classmethod
-    def rows(cls, d: Size, H: Size) -> Size:
-        return d
 
     def _make(self, generator: torch.Generator | None, kind: dict[str, Any]) -> None:
         super()._make(generator, kind)
