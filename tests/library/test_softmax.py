@@ -3,7 +3,6 @@ the definition. (`test_precision` has the limits of numbers.)"""
 
 import math
 from functools import partial
-from itertools import product
 
 import pytest
 import torch

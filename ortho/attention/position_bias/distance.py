@@ -15,16 +15,17 @@ from ortho.attention.scores import masked_softmax
 
 
 def distance_attention_reference(
-    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"]
-) -> Float[Tensor, "*batch N V"]:
-    """Softmax attention with N x M scores minus distances of depths, materialised. A fully blocked row gives 0."""
+    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], *parts: Tensor
+) -> tuple[Float[Tensor, "*batch N V"], tuple[Tensor, ...]]:
+    """(o, `parts` of the state) of softmax attention with N x M scores minus distances of depths, materialised. A fully
+    blocked row gives 0."""
     scores = call.q @ call.k.mT * call.factor - _distance(q_depth, k_depth, call.is_causal).to(call.q.dtype)
-    return masked_softmax(scores, call.blocked, empty_rows=call.attn_mask is not None) @ call.v
+    return masked_softmax(scores, call.blocked, empty_rows=call.attn_mask is not None) @ call.v, parts
 
 
 def distance_attention(
-    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], *, tile: int = TILE
-) -> Float[Tensor, "*batch N V"]:
+    call: Call, q_depth: Float[Tensor, "... N"], k_depth: Float[Tensor, "... M"], *parts: Tensor, tile: int = TILE
+) -> tuple[Float[Tensor, "*batch N V"], tuple[Tensor, ...]]:
     """`distance_attention_reference` `tile` queries at a time, in memory linear in N."""
     q = call.q * call.factor
 
@@ -33,7 +34,7 @@ def distance_attention(
         return q[..., s.start : s.stop, :] @ call.k[..., : s.end, :].mT - distance.to(q.dtype)
 
     options: dict[str, Any] = {"is_causal": call.is_causal, "attn_mask": call.attn_mask}
-    return attend_in_tiles(scores, call.v, queries=q.shape[-2], tile=tile, **options)
+    return attend_in_tiles(scores, call.v, queries=q.shape[-2], tile=tile, **options), parts
 
 
 def _distance(q_depth: Tensor, k_depth: Tensor, is_causal: bool) -> Float[Tensor, "... N M"]:

@@ -12,18 +12,17 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from ortho import checks
-from ortho._typing import Float, State, Tensor
-from ortho.attention.call import Call, attention_function
+from ortho._typing import Float, Tensor
+from ortho.attention.call import Call
+from ortho.attention.forms import two_forms
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.position_bias.distance import distance_attention, distance_attention_reference
-from ortho.attention.position_bias.tiles import TILE
 from ortho.gates import Gate
 
 
-@attention_function(beside=("faded",))
-def forgetting_attention_reference(
+def _forgetting_attention(
     call: Call, *, log_forget: Float[Tensor, "*batch N"] | None = None
-) -> tuple[Float[Tensor, "*batch N V"], State]:
+) -> tuple[Float[Tensor, "... N"], Float[Tensor, "... M"], Float[Tensor, "*batch M"]]:
     r"""Softmax attention with the biases added, both N x M matrices materialised.
 
     Arguments are as in `softmax_attention_reference`; `log_forget` is $\log f$, at most 0, by default 0. It counts as 0
@@ -34,21 +33,6 @@ def forgetting_attention_reference(
     Raises TypeError or ValueError for operands that do not fit together; on the CPU for a `log_forget` above 0 or so
     low that sums leave the range of the dtype; and for different numbers of queries and keys.
     """
-    depths = _depths(call, log_forget)
-    return distance_attention_reference(call, *depths), _faded(call, depths[1])
-
-
-@attention_function(beside=("faded",))
-def forgetting_attention(
-    call: Call, *, log_forget: Float[Tensor, "*batch N"] | None = None, tile: int = TILE
-) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """`forgetting_attention_reference` `tile` queries at a time, in memory linear in N."""
-    depths = _depths(call, log_forget)
-    return distance_attention(call, *depths, tile=tile), _faded(call, depths[1])
-
-
-def _depths(call: Call, log_forget: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The depths of queries and of all keys, in float64; the depth is 0 before the first new token."""
     M, k = call.k.shape[-2], call.k[..., call.past :, :]  # the new ones
     queries, keys = call.q.shape[-2], k.shape[-2]
     checks.expect(queries == keys, "q", f"as many queries as keys, {keys}", queries)
@@ -58,17 +42,19 @@ def _depths(call: Call, log_forget: Tensor | None) -> tuple[Tensor, Tensor]:
     if call.attn_mask is not None:
         seen: Any = call.key_mask if call.is_causal else torch.atleast_2d(call.attn_mask).any(-2)
         log_forget = log_forget.masked_fill(~seen.expand(*k.shape[:-2], M)[..., call.past :], 0)
-    depth = log_forget.double().cumsum(-1)
-    if not call.state:
-        return depth, depth
-    faded = checks.carried("faded", call.state[0], (*k.shape[:-2], call.past), k)
-    return depth, torch.cat([-faded.double(), depth], -1)
+    depth = log_forget.double().cumsum(-1)  # of the queries, and of the new keys; 0 before the first
+    depths = depth
+    if call.state:
+        faded = checks.carried("faded", call.state[0], (*k.shape[:-2], call.past), k)
+        depths = torch.cat([-faded.double(), depth], -1)
+    # What is added to each key's score for a query right after the last token, at most 0.
+    lost = (depths[..., -1:] - depths).clamp(min=torch.finfo(k.dtype).min).to(k.dtype)
+    return depth, depths, lost
 
 
-def _faded(call: Call, k_depth: Tensor) -> tuple[Float[Tensor, "*batch M"]]:
-    """What is added to each key's score for a query right after the last token, at most 0."""
-    dtype = call.k.dtype
-    return ((k_depth[..., -1:] - k_depth).clamp(min=torch.finfo(dtype).min).to(dtype),)
+forgetting_attention_reference, forgetting_attention = two_forms(
+    _forgetting_attention, distance_attention_reference, distance_attention, beside=("faded",)
+)
 
 
 class ForgetGate(Gate):
