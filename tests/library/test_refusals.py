@@ -28,7 +28,7 @@ from ortho import (
 from ortho.attention import MECHANISMS
 from ortho.attention.cache import new_cache
 from ortho.attention.linear.random_features import FEATURE_DRAWS
-from ortho.checks import ALIASES, nearest
+from ortho.checks import ALIASES, unknown
 from ortho.layers.block import DecoderBlock
 from ortho.layers.checkpointed import Checkpointed
 from ortho.layers.induction import InductionProjection
@@ -255,7 +255,8 @@ def test_layers_and_models(refused):
     ],
 )  # fmt: skip
 def test_the_nearest_name(asked, known, meant):
-    assert nearest(asked, known) == meant
+    said = unknown("name", asked, known)
+    assert said.endswith(f"got {asked!r}" + (f"; did you mean {meant!r}?" if meant else ""))
 
 
 def test_each_alias_leads_to_a_known_name_and_is_none_itself():
