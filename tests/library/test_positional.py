@@ -375,7 +375,7 @@ def decoded(m, x, **kwargs):
 
 LAYER_BAD = [
     (lambda m, x: PATTERNS["left"].weights(0), "n: expected an integer of at least 1, got 0"),
-    (lambda m, x: Recent("", 0), "width: expected an integer of at least 1, got 0"),
+    (lambda m, x: Near("", 1, 0), "last: expected at least first = 1, got 0"),
     (lambda m, x: PositionalHeads(12, 4, patterns=SEVEN), "patterns: expected one for each of 4 heads, got 7"),
     (lambda m, x: m(x, words=torch.zeros(6).long()), r"words: expected shape \(2, 6\), got \(6,\)"),
     (lambda m, x: m(x, cache=m.new_cache()), "is_causal: expected True beside a cache, got False"),
