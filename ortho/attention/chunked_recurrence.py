@@ -71,12 +71,12 @@ def in_chunks(
 
 
 def _sum(k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, S: Tensor) -> Tensor:
-    """The state after the last key if nothing is erased: one product."""
+    """The state after the last key if nothing is erased: one product, so ordered that k has a contiguous gradient."""
     v = v if beta is None else v * beta[..., None]
     if log_decay is None:
-        return S + k.mT @ v
+        return S + (v.mT @ k).mT
     left = pad(log_decay, (0, 1)).flip(-1).cumsum(-1).flip(-1).exp()  # from before each token to the end
-    return left[..., :1, None] * S + (k * left[..., 1:, None]).mT @ v
+    return left[..., :1, None] * S + (v.mT @ (k * left[..., 1:, None])).mT
 
 
 def chunks(length: int, chunk: int) -> tuple[int, int]:
@@ -191,7 +191,7 @@ class _Chunks(Function):
                 d_written[:, i].baddbmm_(keys, d_after)
                 d_errors[:, i] = d_written[:, i] * beta[:, i]
                 d_S.baddbmm_(solved[2][:, i].mT, d_errors[:, i], alpha=-1)
-        d_v = v.new_empty(v.shape)
+        d_v = d_written if beta is None else v.new_empty(v.shape)  # without strengths, what is written are the values
         d_beta = beta.new_empty(beta.shape) if of_beta else None
         for tile in _tiles(G, n, k.is_cuda):
             kt, vt, bt, ut, St, d_ut, d_et, d_St, d_vt = _flat(

@@ -72,7 +72,7 @@ def linear_attention_reference(
     weights = _weights(call, feature_map, same_tokens)
     total = weights.sum(-1, keepdim=True)
     # A quotient rather than a product with 1 / total: the gradient of 1 / total squares it and may overflow.
-    return _in_range(weights @ call.v / divisors(total), total, feature_map, call.blocked)
+    return (weights @ call.v / divisors(total)).masked_fill(_unusable(total, feature_map, call.blocked), nan)
 
 
 @attention_function(keeps="sums")
@@ -105,11 +105,10 @@ def linear_attention(
         if not causal:  # only what was there before fades
             S, fades = S * fades[..., :1, None].exp(), None
     sums, S = in_chunks(f.q, phi_k, _with_ones(v), strengths, fades, S, is_causal=causal, erase=False, chunk=chunk)
-    o, total = _Quotient.apply(sums)
     blocked = None
     if hidden is not None:
         blocked = hidden.cummin(-1).values[..., None] if causal else hidden[..., None, :]
-    o = _in_range(o, total, feature_map, blocked)
+    o = _Quotient.apply(sums, _unusable(sums[..., -1:], feature_map, blocked))
     seen = (torch.as_tensor(start + k.shape[-2], device=k.device),) if feature_map.positional else ()
     return o, (S[..., :-1], S[..., -1], *(() if peak is None else (peak,)), *seen)
 
@@ -120,23 +119,22 @@ def _with_ones(v: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch N V+1"]:
 
 
 class _Quotient(Function):
-    """Sums (..., N, V + 1), the last column of which are the rows' totals -> (o (..., N, V), the totals). A row without
-    weight gives 0."""
+    """Sums (..., N, V + 1), the last column of which are the rows' totals -> o (..., N, V). A row without weight gives
+    0, and an unusable one (..., N, 1) NaN and no gradient. What is kept is the result itself and the totals."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, sums: Tensor, unusable: Tensor) -> Tensor:
         total = sums[..., -1:].clone()
-        o = sums[..., :-1] / divisors(total)
-        ctx.save_for_backward(o, total)
-        ctx.mark_non_differentiable(total)
-        return o, total
+        o = (sums[..., :-1] / divisors(total)).masked_fill_(unusable, nan)
+        ctx.save_for_backward(o, total, unusable)
+        return o
 
     @staticmethod
     @once
-    def backward(ctx: Any, d_o: Tensor, _: Tensor) -> Tensor:
-        o, total = ctx.saved_tensors
+    def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor, None]:
+        o, total, unusable = ctx.saved_tensors
         d_v = d_o / divisors(total)
-        return torch.cat([d_v, -(d_v * o).sum(-1, keepdim=True)], -1)
+        return torch.cat([d_v, -(d_v * o).sum(-1, keepdim=True)], -1).masked_fill_(unusable, 0), None
 
 
 def _scales(
@@ -185,13 +183,13 @@ def _memory(call: Call, feature_map: FeatureMap) -> tuple[Tensor, Tensor | None,
     return torch.cat([S, z[..., None]], -1), peak, parts.get("seen", 0)
 
 
-def _in_range(o: Tensor, total: Tensor, feature_map: FeatureMap, blocked: Tensor | None) -> Tensor:
-    """The rows o (..., N, V), NaN where their totals (..., N, 1) leave the range of the dtype, or are so small that few
-    digits are left, unless they are wholly `blocked`."""
+def _unusable(total: Tensor, feature_map: FeatureMap, blocked: Tensor | None) -> Bool[Tensor, "*batch N 1"]:
+    """Whether the totals (..., N, 1) of rows leave the range of the dtype, or are so small that few digits are left; no
+    for rows that are wholly `blocked`."""
     limits = torch.finfo(total.dtype)
     least = {"signed": -limits.max, "non-negative": 0.0, "positive": limits.tiny / limits.eps}[feature_map.weights]
     total = total.detach() if blocked is None else total.detach().masked_fill(blocked.all(-1, keepdim=True), 1)
-    return o.masked_fill(~((total >= least) & (total <= limits.max)), nan)
+    return ~((total >= least) & (total <= limits.max))
 
 
 def kernel_mechanism(name: str, make: Callable[..., FeatureMap], source: str) -> Mechanism:

@@ -197,6 +197,7 @@ class _Tiles(NamedTuple):
     G: slice  # of the sequences
     T: slice  # of the tiles of queries
     blocks: Tensor  # (c, w), none absent
+    run: tuple[int, int] | None  # (first, step) if each tile reads w blocks in a row, `step` after the tile before it
 
     def queries(self, x: Tensor) -> Tensor:
         """The rows of x (G, T, B, ·) for these tiles' queries, (g c, B, ·)."""
@@ -207,9 +208,14 @@ class _Tiles(NamedTuple):
         x[self.G, self.T] = self.split(rows)
 
     def keys(self, x: Tensor) -> Tensor:
-        """The blocks of x (G, S, C, ·) that each tile reads, (g c, w C, ·)."""
-        found = x[self.G].index_select(1, self.blocks.flatten())
-        return found.view(-1, self.blocks.shape[1] * x.shape[2], x.shape[3])
+        """The blocks of x (G, S, C, ·) that each tile reads, (g c, w C, ·); at equal distances without a copy, which a
+        window would make of every key for each of the tiles that read it."""
+        x, (c, w) = x[self.G], self.blocks.shape
+        if self.run is None:
+            return x.index_select(1, self.blocks.flatten()).view(-1, w * x.shape[2], x.shape[3])
+        first, step = self.run
+        size, stride = (len(x), c, w * x.shape[2], x.shape[3]), (x.stride(0), step * x.stride(1), *x.stride()[2:])
+        return x[:, first:].as_strided(size, stride).flatten(0, 1)
 
     def add_keys(self, x: Tensor, rows: Tensor) -> None:
         """Add to what `keys` reads."""
@@ -237,5 +243,16 @@ def _tiles(of: BlockMask, G: int, K: int) -> Iterator[_Tiles]:
         sequences = max(1, most // (numbers * tiles))
         for t in range(start, stop, tiles):
             T = slice(t, min(stop, t + tiles))
+            blocks = of.table[T, :width]
+            run = _run(blocks)
             for g in range(0, G, sequences):
-                yield _Tiles(slice(g, min(G, g + sequences)), T, of.table[T, :width])
+                yield _Tiles(slice(g, min(G, g + sequences)), T, blocks, run)
+
+
+def _run(blocks: Tensor) -> tuple[int, int] | None:
+    """(the first block, by how much each row exceeds the one before it) of a table (c, w) whose rows are consecutive
+    blocks at one distance; None for other tables."""
+    first, *second = blocks[:2, 0].tolist()
+    step = second[0] - first if second else 0
+    rows, columns = (torch.arange(size, device=blocks.device) for size in blocks.shape)
+    return (first, step) if step >= 0 and torch.equal(blocks, first + step * rows[:, None] + columns) else None
