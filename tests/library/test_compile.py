@@ -20,7 +20,7 @@ from ortho.adapters import freeze_qk
 from ortho.attention import FORMS
 from ortho.attention.linear.dense_features import DenseExponentialFeatures
 from ortho.attention.linear.linear_attention import linear_attention_reference
-from ortho.attention.linear.random_feature_attention import MAPS, RandomFeatureAttention
+from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.positional import patterns
 from ortho.layers.checkpointed import Checkpointed, CheckpointedAttention
 from ortho.layers.feed_forward import MixtureOfExperts
@@ -111,6 +111,7 @@ CASES |= {
     "exchanged": (lambda: FrozenQKAttention(D, H, **KIND), causal),
     "positional": (lambda: PositionalHeads(D, H, **KIND), causal),
     "convolved": (lambda: ConvolvedAttention(D, H, **KIND), causal),
+    "redrawn": layer(causal, attention=RandomFeatureAttention(D // H, 8, **KIND)),
     "positional, reference": (lambda: PositionalHeads(D, H, form="reference", **KIND), bidirectional),
 }
 CASES |= {
@@ -119,12 +120,6 @@ CASES |= {
         causal if kind not in MECHANISMS or MECHANISMS[kind].causal else bidirectional,
     )
     for kind in HEADS
-}
-CASES |= {
-    f"redrawn {name}": layer(
-        bidirectional if name == "dense" else causal, attention=RandomFeatureAttention(D // H, 8, map=name, **KIND)
-    )
-    for name in MAPS
 }
 CASES |= {
     f"synthesizer {source}": (lambda source=source: SynthesizerAttention(D, H, LONGEST, source=source, **KIND), causal)

@@ -27,7 +27,6 @@ from ortho.attention.linear.favor import (
     orthogonal_features,
 )
 from ortho.attention.linear.linear_attention import kernel_weights, linear_attention, linear_attention_reference
-from ortho.attention.linear.random_feature_attention import MAPS as NAMED
 from ortho.attention.linear.random_feature_attention import RandomFeatureAttention
 from ortho.attention.linear.random_features import FEATURE_DRAWS, structured_features
 from ortho.cost.counting import flops_of
@@ -184,21 +183,27 @@ def test_keys_far_out_of_range(name, attention):
 # ---------------------------------------------------------------------------------------------- the module
 
 
-def drawn_attention(**options):
-    return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64, **options)
+def drawn_attention():
+    return RandomFeatureAttention(4, 16, generator=generator(1), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", NAMED)
-@pytest.mark.parametrize("kind", ["orthogonal", "iid", "structured"])
-def test_redraw(name, kind):
+def test_is_feature_attention_on_its_rows():
+    rows = orthogonal_features(16, 4, generator=generator(1), dtype=torch.float64)
+    q, k, v = (draw(2, 3, 9, 4, seed=s) for s in range(3))
+    module = drawn_attention()
+    assert torch.equal(module.features, rows)
+    for causal in (False, True):
+        expected = linear_attention(q, k, v, feature_map=PositiveFeatures(rows), is_causal=causal)
+        assert torch.equal(module(q, k, v, is_causal=causal), expected)
+
+
+def test_redraw():
     """It draws other rows of the same distribution, reproducibly; the output follows, and nothing else changes it."""
-    module, (q, k, v) = drawn_attention(map=name, draw=kind), [draw(2, 9, 4, seed=s) for s in range(3)]
+    module, (q, k, v) = drawn_attention(), [draw(2, 9, 4, seed=s) for s in range(3)]
     before = module(q, k, v)
     assert torch.equal(module(q, k, v), before)
     module.redraw(generator(2))
-    after = module(q, k, v)
-    assert not torch.equal(after, before)
-    assert module.features.shape == (16 // NAMED[name].of_a_row, 4)  # 16 features in all
+    assert not torch.equal(module(q, k, v), before)
     module.redraw(generator(1))
     torch.testing.assert_close(module(q, k, v), before, atol=1e-12, rtol=1e-12)
 
@@ -219,13 +224,9 @@ def test_state_dict():
 
 @pytest.mark.bad_input
 def test_errors_of_the_module():
-    refuses("map: expected one of 'positive', .* got 'cosine'", RandomFeatureAttention, 4, map="cosine")
-    refuses("draw: expected one of .* got 'qr'", RandomFeatureAttention, 4, draw="qr")
-    refuses("fit: expected one of .* got 'best'", RandomFeatureAttention, 4, map="dense", fit="best")
+    refuses("m: expected an integer of at least 1, got 0", RandomFeatureAttention, 4, 0)
     layer = MultiheadAttention(12, 3, attention=RandomFeatureAttention(5))
     refuses(r"features: expected shape \(rows, 4\), as wide as q, got \(256, 5\)", layer, torch.ones(1, 2, 12))
-    with pytest.raises(ValueError, match="is_causal: expected a feature map that looks at one token at a time"):
-        drawn_attention(map="dense")(*[draw(2, 9, 4, seed=s) for s in range(3)], is_causal=True)
 
 
 # ------------------------------------------------------------------------------------ what maps are, and what fits them

@@ -37,6 +37,8 @@ from ortho import (
     SynthesizerAttention,
     TransformerBlock,
 )
+from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.linear_attention import linear_attention_reference
 from ortho.layers.short_convolution import short_convolution
 
 # A mechanism sees only a projection's queries and keys, and whether they need a gradient. So each mechanism has one
@@ -60,8 +62,10 @@ SPLITS = [
 PATTERNS = ("previous", "next", "right", "end")
 
 
-def random_features(width, heads, *, generator, dtype, **kwargs):
-    attention = RandomFeatureAttention(width // heads, 8, generator=generator, dtype=dtype, **kwargs)
+def random_features(width, heads, *, form, generator, dtype):
+    attention = RandomFeatureAttention(width // heads, 8, generator=generator, dtype=dtype)
+    if form == "reference":
+        attention = partial(linear_attention_reference, feature_map=PositiveFeatures(attention.features))
     return MultiheadAttention(width, heads, attention=attention, generator=generator, dtype=dtype)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortho import checks
-from ortho._typing import Bool, Float, Size, Tensor
+from ortho._typing import Bool, Float, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.mechanism import Mechanism, with_made
 from ortho.attention.scores import flat_mask, masked_softmax
@@ -55,12 +55,9 @@ class Pattern(ABC):
         """The rule of a call: `allowed`, and in a causal call no key after the query."""
         return (lambda i, j: self.allowed(i, j) & (j <= i)) if is_causal else self.allowed
 
-    def computed_pairs(self, N: Size, *, is_causal: bool = False, last: bool = False) -> Size:
+    def computed_pairs(self, N: int, *, is_causal: bool = False, last: bool = False) -> int:
         """The number of scores that the fast form computes in a call on N tokens; with `last`, in a call on the last
-        query alone, with all N keys.
-
-        This default counts from the tables; a pattern with a closed form takes symbols too.
-        """
+        query alone, with all N keys. It is counted from the tables, so ValueError for a symbol."""
         checks.expect(isinstance(N, int), "N", f"an integer, as {self} has no closed form of its work", repr(N))
         return sum(one.computed_pairs for one in self.block_masks(Section(N - 1 if last else 0, N, N, is_causal)))
 

@@ -30,7 +30,7 @@ def tiled_cost(call: CostedCall, pairs: Size, last_pairs: Size) -> Cost:
 
 @closed_form
 def pattern_cost(call: CostedCall, *, pattern: Pattern) -> Cost:
-    """The cost of one self-attention call in closed form, for either form; takes symbols if the pattern does."""
+    """The cost of one self-attention call, in either form; N must be a number in the fast form, not a symbol."""
     if call.form == "reference":
         G, N, _, _ = call.sizes
         return call.attending(G * N * N) + call.held_keys()
