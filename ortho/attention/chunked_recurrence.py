@@ -71,12 +71,27 @@ def in_chunks(
 
 
 def _sum(k: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, S: Tensor) -> Tensor:
-    """The state after the last key if nothing is erased: one product, so ordered that k has a contiguous gradient."""
+    """The state after the last key if nothing is erased: one product."""
     v = v if beta is None else v * beta[..., None]
     if log_decay is None:
-        return S + (v.mT @ k).mT
+        return S + _Product.apply(k, v)
     left = pad(log_decay, (0, 1)).flip(-1).cumsum(-1).flip(-1).exp()  # from before each token to the end
-    return left[..., :1, None] * S + (v.mT @ (k * left[..., 1:, None])).mT
+    return left[..., :1, None] * S + _Product.apply(k * left[..., 1:, None], v)
+
+
+class _Product(Function):
+    """K^T V. Autograd would transpose the gradient of K, and all that comes before K would read it across its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(k, v)
+        return k.mT @ v
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, d_S: Tensor) -> tuple[Tensor | None, Tensor]:
+        k, v = ctx.saved_tensors
+        return v @ d_S.mT if ctx.needs_input_grad[0] else None, k @ d_S
 
 
 def chunks(length: int, chunk: int) -> tuple[int, int]:

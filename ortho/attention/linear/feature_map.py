@@ -86,7 +86,7 @@ class _EluPlusOneFunction(Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         # This keeps the digits of small results, which subtracting and adding 1 would lose.
-        return x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        return x.exp().clamp_(max=1).add_(x.relu())
 
     @staticmethod
     def setup_context(ctx: Any, _: tuple[Tensor], output: Tensor) -> None:

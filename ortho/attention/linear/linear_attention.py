@@ -8,7 +8,7 @@ mechanism is these functions with one class of maps. `feature_map` has the map o
 """
 
 from collections.abc import Callable
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import torch
@@ -120,21 +120,23 @@ def _with_ones(v: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch N V+1"]:
 
 class _Quotient(Function):
     """Sums (..., N, V + 1), the last column of which are the rows' totals -> o (..., N, V). A row without weight gives
-    0, and an unusable one (..., N, 1) NaN and no gradient. What is kept is the result itself and the totals."""
+    0, and an unusable one (..., N, 1) NaN and no gradient. What is kept is the result itself and a number per row."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, unusable: Tensor) -> Tensor:
-        total = sums[..., -1:].clone()
-        o = (sums[..., :-1] / divisors(total)).masked_fill_(unusable, nan)
-        ctx.save_for_backward(o, total, unusable)
+        divisor = divisors(sums[..., -1:]).masked_fill(unusable, nan)
+        o = sums[..., :-1] / divisor
+        ctx.save_for_backward(o, divisor)
         return o
 
     @staticmethod
     @once
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor, None]:
-        o, total, unusable = ctx.saved_tensors
-        d_v = d_o / divisors(total)
-        return torch.cat([d_v, -(d_v * o).sum(-1, keepdim=True)], -1).masked_fill_(unusable, 0), None
+        o, divisor = ctx.saved_tensors
+        unusable = divisor.isnan()
+        d_v = d_o / divisor.masked_fill(unusable, inf)
+        d_total = (d_v * o).sum(-1, keepdim=True).neg_().masked_fill_(unusable, 0)
+        return torch.cat([d_v, d_total], -1), None
 
 
 def _scales(
