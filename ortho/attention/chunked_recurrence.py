@@ -189,9 +189,10 @@ class _Chunks(Function):
         of_q, of_k, _, of_beta, of_decay, *_ = ctx.needs_input_grad
         G, n, C, _ = k.shape
         d_q = q.new_empty(q.shape) if of_q else None
-        d_k = k.new_zeros(k.shape) if of_k else None
+        fresh = torch.empty_like if q is not None and d_o is not None else torch.zeros_like  # queries fill all of it
+        d_k = fresh(k) if of_k else None
         d_gamma = k.new_zeros(G, n, C, 1) if of_decay else None
-        d_written, d_before = written.new_zeros(written.shape), before.new_zeros(before.shape)
+        d_written, d_before = fresh(written), fresh(before)
         if q is not None and d_o is not None:
             gradients = d_o.contiguous(), d_q, d_k, d_gamma, d_written, d_before
             _read_backward(q, k, written, before, weights, decays, ctx.steps, *gradients)

@@ -85,7 +85,7 @@ class _EluPlusOneFunction(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        # This keeps the digits of small results, which subtracting and adding 1 would lose.
+        # exp(x), at most 1, keeps the digits of small results, which subtracting and adding 1 would lose.
         return x.exp().clamp_(max=1).add_(x.relu())
 
     @staticmethod
