@@ -9,7 +9,6 @@ import torch
 from ortho.cost.configurations import CONFIGURATIONS
 from ortho.models.language_model import LanguageModel
 from paper.experiments import EXPERIMENTS, measure
-from paper.experiments.engine import records
 from paper.experiments.learning import fitting
 from paper.experiments.speed import (
     attention,
@@ -136,7 +135,6 @@ def test_every_arm_runs_once_a_repetition(name, make):
 def test_every_case_runs_on_cuda(name, make):
     kind = {"device": "cuda", "dtype": "bfloat16"} if name != "bytes-speed" else {"device": "cuda"}
     case = make(**kind)
-    case |= {"compiled": True} if name in ("training-step", "heads-speed", "induction-speed") else {}
     record = measure(EXPERIMENTS[name], case, "cuda", seconds=0.05)
     assert not record["failures"]
     assert all(value > 0 for times in record["repetitions"].values() for values in times.values() for value in values)
@@ -327,29 +325,9 @@ def test_a_timing_is_the_mean_of_its_calls(ticks):
 def test_a_timed_step_takes_the_gradients_of_one_step():
     module = training_step.build(training_step.case(**LAYER), "learned")
     x, upstream = (torch.randn(1, LAYER["N"], LAYER["d"], requires_grad=True) for _ in range(2))
-    arm = Arm("learned", module, module, torch.optim.SGD(module.parameters(), lr=0.0))
+    arm = Arm("learned", module, torch.optim.SGD(module.parameters(), lr=0.0))
     leaves = [x, *module.parameters()]
     expected = torch.autograd.grad(module(x), leaves, upstream)
     for _ in range(2):
         benchmark.timed_step(arm, x, upstream)
     torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))
-
-
-def test_a_compiler_that_fails_or_is_off_is_recorded_as_such(monkeypatch):
-    """It fails at the first call it is given, spoils the second, and keeps the others."""
-    compiled = []
-
-    def compiling(call, **_):
-        compiled.append(call)
-        if len(compiled) == 1:
-            raise RuntimeError("no kernel in /usr/lib/x/kernel.so\nand more")
-        by = 2 if len(compiled) == 2 else 1
-        return lambda *x, **kwargs: call(*x, **kwargs) * by
-
-    monkeypatch.setattr(torch, "compile", compiling)
-    experiment = EXPERIMENTS["training-step"]
-    record = measure(experiment, TINY["training-step"][0](compiled=True), "cpu", seconds=0.0)
-    assert set(record["repetitions"]) == {*training_step.VARIANTS, "stopped-compiled"}
-    assert record["failures"]["learned-compiled"] == "RuntimeError: no kernel in kernel.so"
-    assert "frozen compiled, output: expected a relative error" in record["failures"]["frozen-compiled"]
-    assert "learned-compiled failed: RuntimeError: no kernel in kernel.so" in records.line(record)

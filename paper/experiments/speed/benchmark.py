@@ -180,18 +180,17 @@ def drawn(case: Case, shape: Sequence[int], count: int, seed: int) -> tuple[Tens
 
 @dataclass
 class Arm:
-    """One of the things compared: a module, what calls it (itself, or its compiled form), and its optimiser."""
+    """One of the things compared: a module and its optimiser."""
 
     name: str
     module: nn.Module
-    call: Callable[..., Tensor]
     optimiser: torch.optim.Optimizer
 
 
-def trained(name: str, module: nn.Module, call: Callable[..., Tensor] | None = None) -> Arm:
+def trained(name: str, module: nn.Module) -> Arm:
     """A module with an optimiser for all its trained weights."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    return Arm(name, module, module if call is None else call, torch.optim.AdamW(weights, lr=1e-4, fused=True))
+    return Arm(name, module, torch.optim.AdamW(weights, lr=1e-4, fused=True))
 
 
 def timed_step(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[str, float]:
@@ -298,7 +297,7 @@ def _step(arm: Arm, x: Tensor, upstream: Tensor, options: dict[str, Any], mark: 
     arm.optimiser.zero_grad(set_to_none=True)
     x.grad = None
     mark()
-    y = arm.call(x, **options)
+    y = arm.module(x, **options)
     mark()
     y.backward(upstream)
     mark()
@@ -336,7 +335,7 @@ def step_bytes(arm: Arm, x: Tensor, upstream: Tensor, **options: Any) -> dict[st
     own = [*arm.module.parameters(), *arm.module.buffers()]
     if not x.is_cuda:
         with saved_bytes(own) as kept:
-            arm.call(x, **options)
+            arm.module(x, **options)
         return {"saved_bytes": kept()}
     arm.optimiser.zero_grad(set_to_none=True)
     x.grad = None

@@ -4,7 +4,6 @@ One case holds every variant at one size. Other experiments measure the same for
 functions that read records take these variants and their closed forms.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -60,12 +59,10 @@ def case(
     dtype: str = "float32",
     causal: bool = False,
     input_grad: bool = True,
-    compiled: bool = False,
 ) -> Case:
     """One configuration: `scope` 'layer' or 'block', H heads (by default of width 64), and whether x needs a gradient.
 
-    `compiled` adds to each variant its `torch.compile`d twin. Raises TypeError or ValueError for sizes below 1 and
-    unknown names.
+    Raises TypeError or ValueError for sizes below 1 and unknown names.
     """
     return {
         "device": one_of("device", device, BUDGETS),
@@ -74,7 +71,7 @@ def case(
         "dtype": one_of("dtype", dtype, ("float32", "bfloat16", "float16", "float64")),
         "causal": causal,
         "input_grad": input_grad,
-        "compiled": compiled,
+        "compiled": False,
     }
 
 
@@ -99,12 +96,10 @@ def on_gpu(scope: str, N: int, d: int = 768, *, dtype: str = "bfloat16", **optio
 def _cuda_cases() -> list[Case]:
     at, scopes = on_gpu, ("layer", "block")
     grid = [at(s, N) for N in (512, 2048, 8192, 32768, 128, 1024, 4096, 16384, 256) for s in scopes]
-    grid += [at(s, N, compiled=True) for N in (512, 4096) for s in scopes]
     grid += [at(s, N, causal=True) for N in (2048, 8192, 32768) for s in scopes]
     grid += [at(s, N, dtype="float32") for N in (512, 2048, 8192) for s in scopes]
     grid += [at(s, N, d) for d in (1024, 2048) for N in (512, 2048, 8192, 32768) for s in scopes]
     grid += [at("layer", N, input_grad=False) for N in (512, 8192)]
-    grid += [at("layer", N, compiled=True) for N in (128, 32768)] + [at("layer", 2048, causal=True, compiled=True)]
     grid += [at("layer", N, dtype="float32") for N in (128, 32768)]
     return grid
 
@@ -124,26 +119,17 @@ def compare(
     """Check every variant against its definition, then time them in turn.
 
     `seconds` bounds the time of the repetitions, but there are always a few. Raises AssertionError if a variant's
-    output or gradients are off, or if it does not have as many trained weights as its closed form says. A compiled twin
-    that fails or is off is recorded as a failure, not timed.
+    output or gradients are off, or if it does not have as many trained weights as its closed form says.
     """
     options = {"is_causal": case["causal"]}
     x, upstream = _inputs(case)
     arms: list[Arm] = []
-    failed: dict[str, str] = {}
     for variant in variants:
         module = build(case, variant)
         check(case, variant, module, declared)
         arms.append(trained(variant, module))
-    if case["compiled"]:
-        torch.compiler.reset()  # recompilations are counted per process, and those of earlier cases must not count
-        for eager in arms[:]:
-            try:
-                arms.append(_compiled(case, eager, x, upstream))
-            except Exception as error:  # whatever a compiler raises is its result here
-                failed[f"{eager.name}-compiled"] = benchmark.reason(error)
     timings = {arm.name: partial(benchmark.timed_step, arm, x, upstream, **options) for arm in arms}
-    outcome = benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds, failures=failed)
+    outcome = benchmark.compare(timings, BUDGETS[case["device"]], SEEDS, seconds)
     outcome["facts"] |= {arm.name: benchmark.step_bytes(arm, x, upstream, **options) for arm in arms}
     return outcome
 
@@ -186,29 +172,14 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(case["input_grad"]), upstream
 
 
-def _compiled(case: Case, eager: Arm, x: Tensor, upstream: Tensor) -> Arm:
-    """The compiled twin of an arm, compared with it on the case's own input."""
-    module = copy.deepcopy(eager.module)
-    call = torch.compile(module, fullgraph=True, dynamic=False)
-    got, want = (benchmark.results(c, module, x, upstream, is_causal=case["causal"]) for c in (call, module))
-    assert_all_close(f"{eager.name} compiled", got, want, 2 * tolerance(case))  # both sides round
-    return trained(f"{eager.name}-compiled", module, call)
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     words = [case["scope"], f"N={case['N']}", f"d={case['d']}", f"B={case['B']}", case["dtype"]]
-    words += [name for name in ("causal", "compiled") if case[name]]
+    words += [name for name in ("causal", "compiled") if case[name]]  # of earlier records
     return " ".join(words + ([] if case["input_grad"] else ["x without gradient"]))
 
 
 # ---------------------------------------------------------------------------------------------- what the records say
-
-
-def _counterpart(arm: str) -> tuple[str, str]:
-    """(variant, standard arm to compare with): 'frozen-compiled' -> ('frozen', 'learned-compiled')."""
-    variant, dash, kind = arm.partition("-")
-    return variant, f"{STANDARD}{dash}{kind}"
 
 
 def speedups(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
@@ -216,23 +187,18 @@ def speedups(records: Iterable[Record], declared: Declared = declared) -> list[R
 
     `speedup` (q1, median, q3) is that of forward and backward, `speedup_with_optimiser` that of the whole step; both
     are quartiles of the ratios within repetitions, in which the arms ran one after the other. `bound` is the ratio of
-    the matrix products' FLOPs, forward and backward. An eager arm is compared with the eager standard, a compiled one
-    with the compiled standard.
+    the matrix products' FLOPs, forward and backward.
     """
     rows = []
     for record in records:
         case = record["configuration"]
-        for arm in record["repetitions"]:
-            variant, standard = _counterpart(arm)
-            if variant == STANDARD or standard not in record["repetitions"]:
-                continue
+        for arm in (arm for arm in record["repetitions"] if arm != STANDARD):
             measured = {
-                name: ratio(*(step_seconds(record, each, optimiser=optimiser) for each in (standard, arm)))
+                name: ratio(*(step_seconds(record, each, optimiser=optimiser) for each in (STANDARD, arm)))
                 for name, optimiser in (("speedup", False), ("speedup_with_optimiser", True))
             }
-            bound = declared(case, STANDARD).step / declared(case, variant).step
-            repetitions = len(record["repetitions"][arm]["forward_s"])
-            rows.append(row_of(record, arm=arm, variant=variant, repetitions=repetitions, **measured, bound=bound))
+            bound = declared(case, STANDARD).step / declared(case, arm).step
+            rows.append(row_of(record, arm=arm, variant=arm, **measured, bound=bound))
     return rows
 
 
@@ -253,10 +219,9 @@ def memory(records: Iterable[Record]) -> list[Row]:
     rows = []
     for record in records:
         for arm in record["repetitions"]:
-            variant, like = _counterpart(arm)
-            facts, standard = record["facts"][arm], record["facts"].get(like, {})
+            facts, standard = record["facts"][arm], record["facts"][STANDARD]
             measured = {name: value for name, value in facts.items() if name.endswith("_bytes")}
             ratios = {f"{name}_ratio": value / standard[name] for name, value in measured.items() if standard.get(name)}
-            saved = saved_bytes(record["configuration"], variant)
-            rows.append(row_of(record, arm=arm, variant=variant, **measured, **ratios, counted_saved_bytes=saved))
+            saved = saved_bytes(record["configuration"], arm)
+            rows.append(row_of(record, arm=arm, variant=arm, **measured, **ratios, counted_saved_bytes=saved))
     return rows
