@@ -50,6 +50,15 @@ def by_arm(record: Record, phase: str = "") -> dict[str, list[float]]:
     return {arm: seconds(record, arm, phase) if phase else step_seconds(record, arm) for arm in arms}
 
 
+def speedups(record: Record, arm: str, standard: str) -> dict[str, Quartiles]:
+    """How many times as fast an arm is as the standard one, (q1, median, q3) of the ratios within repetitions:
+    `speedup` of forward and backward, `speedup_with_optimiser` of the whole step."""
+    return {
+        name: ratio(*(step_seconds(record, each, optimiser=optimiser) for each in (standard, arm)))
+        for name, optimiser in (("speedup", False), ("speedup_with_optimiser", True))
+    }
+
+
 def row_of(record: Record, **figures: Any) -> Row:
     """A row of an analysis: a record's case, its device, and figures."""
     return {**record["configuration"], "device": record["device"], **figures}

@@ -16,8 +16,8 @@ from ortho.checks import one_of
 from ortho.layers.block import TransformerBlock
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed import benchmark
-from paper.experiments.speed.analysis import Row, ratio, row_of, step_seconds
+from paper.experiments.speed import analysis, benchmark
+from paper.experiments.speed.analysis import Row, row_of
 from paper.experiments.speed.benchmark import Arm, Budget, assert_all_close, trained
 from paper.memory import layer_bytes
 
@@ -183,22 +183,16 @@ def label(case: Case) -> str:
 
 
 def speedups(records: Iterable[Record], declared: Declared = declared) -> list[Row]:
-    """One row per record and arm other than the standard: how many times as fast as the standard arm it is.
-
-    `speedup` (q1, median, q3) is that of forward and backward, `speedup_with_optimiser` that of the whole step; both
-    are quartiles of the ratios within repetitions, in which the arms ran one after the other. `bound` is the ratio of
-    the matrix products' FLOPs, forward and backward.
+    """One row per record and arm other than the standard: its `analysis.speedups`, and `bound`, the ratio of the matrix
+    products' FLOPs, forward and backward.
     """
     rows = []
     for record in records:
         case = record["configuration"]
         for arm in (arm for arm in record["repetitions"] if arm != STANDARD):
-            measured = {
-                name: ratio(*(step_seconds(record, each, optimiser=optimiser) for each in (STANDARD, arm)))
-                for name, optimiser in (("speedup", False), ("speedup_with_optimiser", True))
-            }
             bound = declared(case, STANDARD).step / declared(case, arm).step
-            rows.append(row_of(record, arm=arm, variant=arm, **measured, bound=bound))
+            own = analysis.speedups(record, arm, STANDARD)
+            rows.append(row_of(record, arm=arm, variant=arm, **own, bound=bound))
     return rows
 
 

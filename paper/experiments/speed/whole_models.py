@@ -18,11 +18,11 @@ from ortho.checks import one_of
 from ortho.cost import Cost
 from ortho.cost.configurations import CONFIGURATIONS, Configuration
 from paper.experiments.engine.records import Case, Record
-from paper.experiments.speed import benchmark
-from paper.experiments.speed.analysis import Row, clocked, quartiles, ratio, row_of, step_seconds
+from paper.experiments.speed import analysis, benchmark
+from paper.experiments.speed.analysis import Row, clocked, quartiles, row_of, step_seconds
 from paper.experiments.speed.benchmark import Budget, Timing, assert_all_close
 from paper.experiments.speed.training_step import STANDARD, VARIANTS
-from paper.memory import model_bytes, step_memory
+from paper.memory import model_bytes
 
 MATMUL = "matmul"
 SEEDS = {"weights": 0, "inputs": 1, "order": 2}
@@ -161,38 +161,23 @@ def declared(case: Case, variant: str) -> Cost:
 def rows(records: Iterable[Record]) -> list[Row]:
     """One row per record and variant.
 
-    `speedup` of forward and backward and `speedup_with_optimiser`, over the standard model within repetitions, and the
-    `seconds` of a whole step are (q1, median, q3); `bound` is the ratio of the matrix products' FLOPs. `rate` is FLOPs
-    a second of the step's products, without the optimiser's time, and `of_matmul` its share of the rate of the square
-    product timed beside. Bytes are given as measured. `counted_saved_bytes` are those of activations, as autograd keeps
-    them on a CPU, and `declared_bytes` with them those of all that a step holds.
+    Besides its `analysis.speedups`: the `seconds` of a whole step, (q1, median, q3); `bound`, the ratio of the matrix
+    products' FLOPs to the standard model's; `of_matmul`, the FLOPs a second of the step's products, without the
+    optimiser's time, over those of the square product timed beside; bytes as measured; and `counted_saved_bytes`, those
+    of activations, as autograd keeps them on a CPU.
     """
     found = []
     for record in records:
-        case, reached = record["configuration"], _matmul_rate(record)
-        times = {arm: step_seconds(record, arm) for arm in record["repetitions"]}
-        whole = {arm: step_seconds(record, arm, optimiser=True) for arm in times}
-        for arm, own in times.items():
+        case = record["configuration"]
+        square = 2 * case["edge"] ** 3 / statistics.median(clocked(record, record["facts"][MATMUL], "product"))
+        for arm in record["repetitions"]:
             cost = declared(case, arm)
-            row = row_of(record, variant=arm, repetitions=len(own), seconds=quartiles(whole[arm]))
-            row["speedup"] = ratio(times[STANDARD], own)
-            row["speedup_with_optimiser"] = ratio(whole[STANDARD], whole[arm])
+            row = row_of(record, variant=arm, **analysis.speedups(record, arm, STANDARD))
+            row["seconds"] = quartiles(step_seconds(record, arm, optimiser=True))
             row["bound"] = declared(case, STANDARD).step / cost.step
-            row["rate"] = cost.step / statistics.median(own)
-            row["of_matmul"] = row["rate"] / reached if reached else None
-            facts = record["facts"].get(arm, {})
-            row |= {name: value for name, value in facts.items() if name.endswith("_bytes")}
-            kept = model_bytes(case["model"], case["B"], dtype=benchmark.dtype(case), projection=arm)
-            row["counted_saved_bytes"] = kept
-            row["declared_bytes"] = sum(step_memory(cost, kept).values())
+            row["of_matmul"] = cost.step / statistics.median(step_seconds(record, arm)) / square
+            row |= {name: value for name, value in record["facts"][arm].items() if name.endswith("_bytes")}
+            kind = {"dtype": benchmark.dtype(case), "projection": arm}
+            row["counted_saved_bytes"] = model_bytes(case["model"], case["B"], **kind)
             found.append(row)
     return found
-
-
-def _matmul_rate(record: Record) -> float | None:
-    """FLOPs a second of the square product."""
-    times = record["facts"].get(MATMUL)
-    if not times:
-        return None
-    edge: int = record["configuration"]["edge"]
-    return 2 * edge**3 / statistics.median(clocked(record, times, "product"))
