@@ -33,6 +33,10 @@ EXCHANGED = ("stopped", "structured-stopped", "induction", "selective-induction"
 ARMS = (STANDARD, "stopped", "structured", "quarter", "one")
 RETRIEVING = (STANDARD, "one", "induction", "selective", "positional")
 
+# The first cases of a GPU asked for compiled twins, too, which all failed. Nothing makes them any more, but the
+# configurations stay as they are.
+ASKED = {"compiled": True}
+
 
 def cases(device: str) -> list[Case]:
     """The configurations of `heads-speed` for a device, the most informative first."""
@@ -44,7 +48,7 @@ def cases(device: str) -> list[Case]:
     lengths, scopes = (4096, 1024, 16384, 32768), ("layer", "block")
     sizes = [(scope, N, 768, causal) for N in lengths for causal in ways for scope in scopes]
     sizes += [("layer", N, d, causal) for d in (2048, 1024) for N in (1024, 4096, 32768) for causal in ways]
-    return [on_gpu(scope, N, d, causal=causal) for scope, N, d, causal in sizes]
+    return [on_gpu(scope, N, d, causal=causal) | ASKED for scope, N, d, causal in sizes]
 
 
 def retrieving_cases(device: str) -> list[Case]:
@@ -53,7 +57,7 @@ def retrieving_cases(device: str) -> list[Case]:
         sizes = [("layer", N) for N in (2048, 512, 8192, 1024, 4096)] + [("block", 2048), ("block", 512)]
         return [training_step.case(scope, N, causal=True) for scope, N in sizes]
     sizes = [(scope, N) for N in (4096, 1024, 16384, 32768) for scope in ("layer", "block")]
-    return [on_gpu(scope, N, causal=True) for scope, N in sizes]
+    return [on_gpu(scope, N, causal=True) | ASKED for scope, N in sizes]
 
 
 def run(case: Case, seconds: float | None = None, *, arms: Sequence[str] = ARMS) -> dict[str, Any]:
