@@ -118,13 +118,6 @@ def run(case: Case, *, checkpoint: Path | None = None) -> dict[str, Any]:
     return ladder.run_of(case, VARIANTS[case["arm"]], TEXTS[case["text"]](), looks=looks, checkpoint=checkpoint)
 
 
-def work(case: Case) -> float:
-    """Seconds that a case takes, roughly."""
-    steps = case["base"] * case["budget"] * (1 + budgets.COOLING)
-    products = 6 * 12 * case["d"] ** 2 * case["L"] * case["B"] * case["N"]
-    return 5.0 + steps * products / {"cpu": 5e10, "cuda": 1e13}[case["device"]]
-
-
 def label(case: Case) -> str:
     """A case in a few words."""
     size = f", d={case['d']}, L={case['L']}" if case["d"] != SIZES["d"] else ""
