@@ -39,7 +39,7 @@ def shaped(annotation: Any) -> Shaped | None:
     return Shaped(kind, tuple(annotation.dim_str.split()))
 
 
-State = tuple[Any, ...]  # tensors; for a layer with groups of heads, the groups' states
+State = tuple[Any, ...]  # tensors
 Size = Annotated[Any, "size"]  # an integer, or a sympy symbol
 
 __all__ = ["Bool", "Float", "Int", "Size", "State", "Tensor"]

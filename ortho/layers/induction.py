@@ -39,7 +39,7 @@ from ortho.attention.softmax.frozen_qk import (
 )
 from ortho.heads import frozen, split_heads, token_mask
 from ortho.layers.heads import Heads, alone
-from ortho.orthogonal import DRAWS
+from ortho.orthogonal import haar
 from ortho.projections.projection import Projection
 
 SHARPEST = 4.0  # the largest default c
@@ -61,14 +61,12 @@ class InductionProjection(Projection):
     """x (B, N, d) -> q and k (B, H, N, K) by the module's formulas, without gradients.
 
     `head_dim` is K, by default d/H, `tokens` is n, the number of last tokens that are compared, and `sharpness` c.
-    `draw` names the law of R, one of `ortho.orthogonal.DRAWS`. Heads are drawn in groups, as many as fit into d, and
-    the rows of a group are orthogonal.
+    Heads are drawn in groups, as many as fit into d, and the rows of a group are orthogonal.
 
     The first token has no predecessor: its key is 0, so its score is the mean score of tokens that do not match. Where
     several tokens are compared, those before the sequence count as 0, too. So does a token that is not there.
 
-    Raises TypeError or ValueError, naming the argument, for sizes below 1, for an unknown draw, and for a sharpness
-    that is not positive.
+    Raises TypeError or ValueError, naming the argument, for sizes below 1, and for a sharpness that is not positive.
     """
 
     frozen = True
@@ -84,13 +82,12 @@ class InductionProjection(Projection):
         head_dim: int | None = None,
         tokens: int = 1,
         sharpness: float | int | None = None,
-        draw: str = "haar",
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim)
-        self.tokens, self.draw = checks.positive_int("tokens", tokens), checks.one_of("draw", draw, DRAWS)
+        self.tokens = checks.positive_int("tokens", tokens)
         self.sharpness = default_sharpness(self.head_dim) if sharpness is None else float(sharpness)
         checks.expect(self.sharpness > 0, "sharpness", "a number above 0", sharpness)
         kind: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
@@ -99,10 +96,10 @@ class InductionProjection(Projection):
 
     def _draw(self, generator: torch.Generator | None, **kind: Any) -> Float[Tensor, "q d"]:
         """Rows of unit length for all heads, in groups of heads that fit into d, each with orthogonal rows."""
-        d, K, make = self.d_model, self.head_dim, DRAWS[self.draw]
+        d, K = self.d_model, self.head_dim
         some = max(1, d // K) * K
         rows = [min(some, self.q_width - first) for first in range(0, self.q_width, some)]
-        return torch.cat([make(n, d, generator=generator, **kind) * sqrt(max(n, d) / d) for n in rows])
+        return torch.cat([haar(n, d, generator=generator, **kind) * sqrt(max(n, d) / d) for n in rows])
 
     def forward(
         self, x: Float[Tensor, "B N d"], context: Float[Tensor, "B M d"] | None = None
@@ -164,14 +161,13 @@ class InductionProjection(Projection):
         return self.weight_q
 
     def extra_repr(self) -> str:
-        own = f"tokens={self.tokens}, sharpness={self.sharpness:g}, draw={self.draw!r}"
-        return f"{super().extra_repr()}, {own}"
+        return f"{super().extra_repr()}, tokens={self.tokens}, sharpness={self.sharpness:g}"
 
 
 class InductionHeads(Heads):
     """Softmax attention with one frozen projection for queries and keys, where each key is made from the token before.
 
-    `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens`, `sharpness` and `draw`. q and k are
+    `InductionProjection` makes q and k, of width `key_dim`, and explains `tokens` and `sharpness`. q and k are
     constants: only the values have a gradient (`softmax.frozen_qk`), for which q and k are computed again. `sink`
     is the sink's score as a share of a match's, None for no sink. `key_dim` is at least the width V of the values
     (`Heads`' `head_dim`) and by default V, with a sink max(V, min(d, 64)). The reference form materialises the weights.
@@ -198,7 +194,6 @@ class InductionHeads(Heads):
         tokens: int = 1,
         sharpness: float | int | None = None,
         sink: float | None = None,
-        draw: str = "haar",
         form: str = "fast",
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
@@ -206,7 +201,7 @@ class InductionHeads(Heads):
     ) -> None:
         super().__init__(d_model, num_heads, head_dim=head_dim)
         kind: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
-        own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness, "draw": draw}
+        own: dict[str, Any] = {"tokens": tokens, "sharpness": sharpness}
         if key_dim is not None:
             checks.positive_int("key_dim", key_dim)
         self.key_dim = default_key_dim(d_model, self.head_dim, sink) if key_dim is None else key_dim

@@ -139,13 +139,12 @@ def by_formula(layer, x, causal):
 
 
 @FORMS
-@pytest.mark.parametrize("draw_name", DRAWS)
 @pytest.mark.parametrize(
     "own", [{"tokens": n} for n in (1, 2, 3)] + [{"sink": 0.6}, {"key_dim": 11, "sink": 0.1}], ids=str
 )
-def test_as_the_formula_reads(own, draw_name, form):
+def test_as_the_formula_reads(own, form):
     """Outputs and all gradients, causal and not."""
-    layer = heads(form, draw=draw_name, **own)
+    layer = heads(form, **own)
     for causal in (False, True):
         x, d_y = draw(B, N, WIDTH).requires_grad_(), draw(B, N, WIDTH, seed=9)
         leaves = [x, *trained(layer).values()]

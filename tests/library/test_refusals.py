@@ -187,7 +187,6 @@ LAYERS = [
     (lambda: InductionHeads(D, H, sink=1.0), r"sink: expected a number in \(0, 1\), got 1.0"),
     (lambda: InductionHeads(D, H, key_dim=2), "key_dim: expected at least the values' width 4, got 2"),
     (lambda: InductionHeads(D, H, sharpness=0), "sharpness: expected a number above 0, got 0"),
-    (lambda: InductionHeads(D, H, draw="har"), "draw: expected one of .*, got 'har'; did you mean 'haar'"),
     (lambda: InductionProjection(D, H)(X, X), "context: expected None with keys a token late, got a float32 tensor"),
     (lambda: StructuredProjection(D, 3, head_dim=4), "head_dim: expected heads of at most d_model = 8 together, got"),
     (lambda: LearnedProjection(D, 0), "num_heads: expected an integer of at least 1, got 0"),
