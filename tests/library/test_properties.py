@@ -69,7 +69,6 @@ def random_features(width, heads, *, form, generator, dtype):
     return MultiheadAttention(width, heads, attention=attention, generator=generator, dtype=dtype)
 
 
-# Each takes (width, heads, *, form, generator, dtype).
 LAYERS = {str(heads): partial(HybridAttention, heads=heads) for heads in SPLITS}
 LAYERS |= {
     "stopped, grouped": partial(FrozenQKAttention, projection="stopped", num_kv_heads=2, bias=True),
