@@ -14,6 +14,3 @@ def draw(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=generator(seed), dtype=dtype)
 
 
-def filled(size, value):
-    """`size` equal numbers, float64."""
-    return torch.full((size,), value, dtype=torch.float64)
