@@ -12,5 +12,3 @@ def generator(seed=0):
 def draw(*shape, seed=0, dtype=torch.float64):
     """Standard normal numbers."""
     return torch.randn(shape, generator=generator(seed), dtype=dtype)
-
-
