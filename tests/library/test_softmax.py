@@ -17,22 +17,11 @@ from ortho.attention.softmax.flash import flash_attention
 FORMS = [softmax_attention_reference, softmax_attention]
 # Sums of at most 70 products of size 10, in another order, after exponentials of scores up to 10.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-causal_or_not = pytest.mark.parametrize("causal", [False, True])
 
 
 def operands(N, M=None, lead=(2, 3), dtype=torch.float64, K=4, V=5):
     shapes = (N, K), (M or N, K), (M or N, V)
     return [draw(*lead, *shape, seed=s, dtype=dtype).requires_grad_() for s, shape in enumerate(shapes)]
-
-
-def with_gradients(form, leaves, **kwargs):
-    """The output and all gradients, also of a state's parts."""
-    o = form(*leaves[:3], **kwargs)
-    return o, *torch.autograd.grad(o, leaves, draw(*o.shape, seed=9))
-
-
-def assert_same(call, leaves, **kwargs):
-    close(*(with_gradients(form, leaves, **kwargs) for form in (call, softmax_attention_reference)))
 
 
 CASES = {
