@@ -14,11 +14,7 @@ from ortho.attention.linear.linear_attention import linear_attention
 from ortho.cost import layer, synthesizer
 from ortho.cost.big_o import H, N, d, m
 from paper.claims.shared import lookup
-from paper.claims.shared.common import (
-    normal,
-    relative_error,
-    seeded,
-)
+from paper.claims.shared.common import normal, relative_error, seeded
 
 COSTS = {
     "learned": layer(1, N, d, H, form="reference"),
