@@ -43,7 +43,7 @@ book: $(READY) ## execute every notebook and build the pages, all in _build
 html: $(READY) ## build the pages from the stored outputs, warnings as errors
 	@rm -rf $(HTML)
 	@$(MAKE) --no-print-directory -j 2 pages check $(HTML)/article.pdf
-	@$(PY) tools/pages.py $(HTML)
+	@echo "The book: file://$(abspath $(HTML)/index.html)"
 
 # Pages are trees of many objects that stay: Python's collector, as it is set, takes a fifth of the time going through
 # them again and again.
