@@ -2,14 +2,17 @@
    wider still scrolls. */
 window.addEventListener("load", async () => {
   "use strict";
-  const SMALLEST = 0.6; // of the text's size
+  const SMALLEST = 0.5; // of the text's size
   await window.MathJax?.startup?.promise;
   function fit() {
     for (const drawing of document.querySelectorAll("mjx-container")) {
       const place = drawing.hasAttribute("display") ? drawing : drawing.parentElement;
       drawing.style.fontSize = "";
-      const share = place.clientWidth / place.scrollWidth;
-      if (share < 1) drawing.style.fontSize = `${100 * Math.max(SMALLEST, 0.99 * share)}%`;
+      // Not all of a drawing shrinks with its letters, so that once is not enough.
+      for (let size = 1; place.scrollWidth > place.clientWidth && size > SMALLEST; ) {
+        size = Math.max(SMALLEST, (0.99 * size * place.clientWidth) / place.scrollWidth);
+        drawing.style.fontSize = `${100 * size}%`;
+      }
     }
   }
   fit();
