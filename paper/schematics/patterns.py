@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from torch import Generator, Tensor, randn
 
-from ortho.attention.dynamic_sparse.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_attention_reference
 from ortho.attention.sparse.block_sparse import BigBird
 from ortho.attention.sparse.blocked_window import BlockedWindow
 from ortho.attention.sparse.dilated import Dilated, LocalDilated
@@ -11,6 +11,7 @@ from ortho.attention.sparse.fixed import Fixed
 from ortho.attention.sparse.global_local import GlobalLocal
 from ortho.attention.sparse.pattern import Pattern
 from ortho.attention.sparse.window import Window
+from ortho.attention.weights import weights_of
 from paper.plots import BLUE, ORANGE, VERMILION
 from paper.schematics.drawing import canvas, cells, label
 
@@ -35,7 +36,8 @@ def masks() -> dict[str, Tensor]:
     """The causal mask (N, N) of each picture; that of the last picture is for random queries and keys."""
     found = {name: whole.mask(TOKENS, is_causal=True) for name, (whole, _) in PICTURES.items()}
     q, k = randn(2, TOKENS, TOKENS, generator=Generator().manual_seed(0))
-    return found | {SELECTED: top_k_mask(q, k, num_keys=CHOSEN, is_causal=True)}
+    chosen = weights_of(top_k_attention_reference, q, k, num_keys=CHOSEN, is_causal=True) > 0
+    return found | {SELECTED: chosen}
 
 
 def patterns() -> Figure:

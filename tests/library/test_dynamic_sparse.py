@@ -19,7 +19,6 @@ from ortho.attention.dynamic_sparse.importance import MECHANISM as IMPORTANCE
 from ortho.attention.dynamic_sparse.importance import (
     importance_attention,
     importance_attention_reference,
-    importance_mask,
     sampled_importance,
 )
 from ortho.attention.dynamic_sparse.routing import MECHANISM as ROUTING
@@ -28,14 +27,23 @@ from ortho.attention.dynamic_sparse.routing import (
     nearest,
     normalised,
     routing_attention,
-    routing_mask,
+    routing_attention_reference,
     update_centroids,
 )
-from ortho.attention.dynamic_sparse.selection import leaked_pairs, left_out
 from ortho.attention.dynamic_sparse.sparse_linear import MECHANISM as SPARSE_LINEAR
-from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_weights
+from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention_reference
 from ortho.attention.dynamic_sparse.top_k import MECHANISM as TOP_K
-from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
+from ortho.attention.weights import weights_of
+
+
+def read_pairs(definition):
+    """The pairs that a definition reads, as a function of q, k and options."""
+    return lambda q, k, **options: weights_of(definition, q, k, **options) > 0
+
+
+top_k_mask, importance_mask = read_pairs(top_k_attention_reference), read_pairs(importance_attention_reference)
+routing_mask = read_pairs(routing_attention_reference)
 
 PASSED_ON = [general.test_symmetries, general.test_padding_equals_truncation, general.test_float32_is_near_float64]
 PASSED_ON += [general.test_the_future_leaves_the_prefix, general.test_cut_equals_whole]
@@ -81,7 +89,7 @@ def compare(m, leaves, **kwargs):
 def test_the_weights_of_near_and_far(b):
     """By the definition, pair by pair: rows sum to 1."""
     q, k, _ = qkv(length=N)
-    found = sparse_linear_weights(q, k, window=3, is_causal=True, log_linear_weight=b)
+    found = weights_of(sparse_linear_attention_reference, q, k, window=3, is_causal=True, log_linear_weight=b)
     features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
     for i in range(N):
         share = 1 / 4 if b is None else float(b[i].exp())
@@ -366,14 +374,17 @@ LEAKING = {
 def test_what_leaks(name):
     """No causal form leaks, at any cut; balanced clusters, as published, do."""
     q, k, _ = qkv(2, 3, length=N)
-    leaks = [leaked_pairs((CAUSAL | LEAKING)[name], q, k, cut) for cut in range(1, N)]
-    assert (sum(leaks) == 0) is (name in CAUSAL)
+    select = (CAUSAL | LEAKING)[name]
+    whole = select(q, k)
+    leaks = [(whole[..., :n, :n] != select(q[..., :n, :], k[..., :n, :])).any() for n in range(1, N)]
+    assert (not any(leaks)) is (name in CAUSAL)
 
 
 def test_balanced_clusters_leave_tokens_out():
     """All clusters hold equally many queries, so overlaps leave others out. Five clusters of 23 have room for all."""
     q, k, _ = qkv(length=N)
-    left = [left_out(routing_mask(q, k, centroids=CENTROIDS, width=width)) for width in (1, 5, 15, N)]
+    masks = [routing_mask(q, k, centroids=CENTROIDS, width=width) for width in (1, 5, 15, N)]
+    left = [int((~mask.any(-1)).sum()) for mask in masks]
     assert left == sorted(left, reverse=True) and left[0] >= N - 5 and left[1] > 0 and left[-1] == 0
 
 

@@ -1,6 +1,7 @@
 """Definitions, fast forms and selections compute in float32 at least, for any operands, also under autocast. At
 extreme numbers outputs are finite, or NaN where no digits are left; hidden values that overflow change nothing."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -11,8 +12,9 @@ from seeded import draw
 
 from ortho import MECHANISMS
 from ortho.attention import FORMS
-from ortho.attention.dynamic_sparse.top_k import top_k_mask
+from ortho.attention.dynamic_sparse.top_k import top_k_attention_reference
 from ortho.attention.softmax.frozen_qk import frozen_qk_attention, frozen_qk_attention_reference
+from ortho.attention.weights import weights_of
 
 FUNCTIONS = {(name, form): m.form(form) for name, m in MECHANISMS.items() for form in FORMS}
 FUNCTIONS |= {
@@ -79,9 +81,10 @@ def test_choices_are_made_in_float32(is_causal):
     """Scores that bfloat16 cannot tell apart: keys that differ by 2^-10."""
     q = torch.ones(1, 1, 300, 4)
     k = 1 + 2.0**-10 * torch.rand(1, 1, 300, 4, generator=torch.Generator().manual_seed(0))
-    outside = top_k_mask(q, k, num_keys=4, is_causal=is_causal)
+    weights = partial(weights_of, top_k_attention_reference, q, k, num_keys=4, is_causal=is_causal)
+    outside = weights()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(top_k_mask(q, k, num_keys=4, is_causal=is_causal), outside)
+        assert torch.equal(weights(), outside)
 
 
 LAYOUTS = {

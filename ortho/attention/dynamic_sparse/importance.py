@@ -26,7 +26,6 @@ from ortho.attention.dynamic_sparse.selection import (
     first_position,
     flat,
     gather_rows,
-    mask_function,
     new_keys,
     positions_of,
     reachable,
@@ -46,20 +45,12 @@ def _selected(call: Call, numbers: Float[Tensor, "*batch M"], num_keys: int) -> 
     return best(numbers[..., None, :].masked_fill(~reachable(call), -torch.inf), num_keys)
 
 
-@mask_function
-def importance_mask(
-    call: Call, *, num_keys: int = NUM_KEYS, importance: Float[Tensor, "*batch M"] | None = None
-) -> Bool[Tensor, "*batch N M"]:
-    """The pairs that are kept. In a causal call the last query is at the last key's position."""
-    return _selected(call, _importance(call, importance), num_keys)
-
-
 @uncompiled
 @attention_function(beside=("importance",))
 def importance_attention_reference(
     call: Call, *, num_keys: int = NUM_KEYS, importance: Float[Tensor, "*batch M"] | None = None
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """Softmax attention under `importance_mask`. All keys are kept if there are no more than `num_keys`.
+    """Softmax attention to the most important keys. All keys are kept if there are no more than `num_keys`.
 
     `importance`, by default the squared lengths of the keys, gets no gradient. The state is (keys, values, importance).
 

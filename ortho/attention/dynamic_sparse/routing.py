@@ -31,7 +31,6 @@ from ortho.attention.dynamic_sparse.selection import (
     continued,
     first_position,
     flat,
-    mask_function,
     new_keys,
     placed,
     positions,
@@ -75,23 +74,6 @@ def _clusters(call: Call, mu: Tensor) -> tuple[Int[Tensor, "*batch N"], Int[Tens
     return nearest(call.q, mu), continued(call, "clusters", nearest(new_keys(call), mu))
 
 
-@mask_function
-def routing_mask(
-    call: Call,
-    *,
-    centroids: Float[Tensor, "... clusters K"] | None = None,
-    width: int = WIDTH,
-    balanced: bool | None = None,
-    same_tokens: bool = False,
-) -> Bool[Tensor, "*batch N M"]:
-    """The pairs that are kept, with balanced clusters by any of them. In a causal call the last query is at the last
-    key's position."""
-    mu = _centroids(centroids, call.q)
-    if _is_balanced(balanced, call.is_causal):
-        return _clusters_mask(call, *members_of(call, mu, width, same_tokens)).any(-3)
-    return group_mask(*_clusters(call, mu), call, width)
-
-
 @uncompiled
 @attention_function(beside=("clusters",))
 def routing_attention_reference(
@@ -102,7 +84,7 @@ def routing_attention_reference(
     balanced: bool | None = None,
     same_tokens: bool = False,
 ) -> tuple[Float[Tensor, "*batch N V"], State]:
-    """Attention with materialised weights of all pairs: under `routing_mask`, or the mean over balanced clusters.
+    """Attention with materialised weights of all pairs: within nearest clusters, or the mean over balanced ones.
 
     `centroids` are (clusters, K), or have leading axes that are the last of q's; the default are 16, the same in
     every call. No gradient reaches them; `update_centroids` moves them. `width` is the size of a balanced cluster, or

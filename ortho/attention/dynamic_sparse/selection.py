@@ -5,17 +5,17 @@ Both forms of a mechanism select with the same function, in float32 at least, so
 Definitions work on the leading axes of the caller; fast forms on G sequences, `flat`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ortho import checks
 from ortho._typing import Bool, Float, Int, Tensor
-from ortho.attention.call import Call, no_autocast, upcast, with_options
+from ortho.attention.call import Call
 from ortho.attention.scores import masked_softmax
 
 ABSENT = -1  # in place of the number of a token, or of a group
@@ -73,27 +73,6 @@ def continued(call: Call, name: str, numbers: Tensor) -> Tensor:
         return numbers
     (earlier,) = call.state
     return torch.cat([checks.carried(name, earlier, (*numbers.shape[:-1], call.past), numbers), numbers], -1)
-
-
-def mask_function(body: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a `Call`, which says what is kept of all pairs, as a function of q and k. In a causal call the last
-    query is at the last key's position."""
-
-    def pairs(
-        q: Float[Tensor, "*batch N K"],
-        k: Float[Tensor, "*batch M K"],
-        *,
-        is_causal: bool = False,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        scale: float | None = None,
-        **options: Any,
-    ) -> Any:
-        checks.operands(q, k, k, is_causal=False, attn_mask=attn_mask)
-        with no_autocast(q):
-            x, y = upcast(q), upcast(k)
-            return body(Call(x, y, y, is_causal, attn_mask, scale), **options)
-
-    return with_options(pairs, body)
 
 
 # ------------------------------------------------------------------------------------------- attending to what is kept
@@ -183,18 +162,6 @@ def mask_of(positions: Int[Tensor, "*batch N k"], M: int) -> Bool[Tensor, "*batc
     """True at these positions."""
     mask = torch.zeros(*positions.shape[:-1], M + 1, dtype=torch.bool, device=positions.device)
     return mask.scatter(-1, torch.where(positions < 0, M, positions), True)[..., :M]  # not in place, for vmap
-
-
-def leaked_pairs(select: Callable[[Tensor, Tensor], Tensor], q: Tensor, k: Tensor, cut: int) -> int:
-    """The number of pairs of the first `cut` tokens that are selected only with, or only without, the later tokens. The
-    mask is `select(q, k)` (..., N, M), of queries and keys of the same tokens."""
-    whole, alone = select(q, k), select(q[..., :cut, :], k[..., :cut, :])
-    return int((whole[..., :cut, :cut] != alone).sum())
-
-
-def left_out(kept: Bool[Tensor, "*batch N M"]) -> int:
-    """The number of queries that may not attend to any key."""
-    return int((~kept.any(-1)).sum())
 
 
 # ------------------------------------------------------------------------------------------------- tiles of one label

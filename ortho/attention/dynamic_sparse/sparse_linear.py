@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from ortho import checks
 from ortho._typing import Float, Tensor
 from ortho.attention.call import Call, attention_function
-from ortho.attention.dynamic_sparse.selection import first_position, flat, mask_function, positions, reachable
+from ortho.attention.dynamic_sparse.selection import first_position, flat, positions, reachable
 from ortho.attention.linear.feature_map import EluPlusOne, FeatureMap
 from ortho.attention.mechanism import Mechanism
 from ortho.attention.scores import divisors
@@ -36,34 +36,6 @@ CHUNK = 64  # queries that read the same chunks of keys
 FEATURES = EluPlusOne()
 
 
-def _weights(
-    call: Call, window: int, log_linear_weight: Tensor | None, feature_map: FeatureMap
-) -> Float[Tensor, "*batch N M"]:
-    """The weights by the formula, except that those of a row are taken relative to a common factor, which cancels."""
-    b = _log_linear_weight(call, log_linear_weight, feature_map)
-    distance = (positions(call)[:, None] - torch.arange(call.k.shape[-2], device=call.k.device)).abs()
-    reach, near = reachable(call), distance < checks.positive_int("window", window)
-    f = feature_map(call.q, call.k, scale=call.scale)
-    scores = (call.q @ call.k.mT * call.factor).masked_fill(~(near & reach), -torch.inf)
-    far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
-    peak, factor = _relative(scores, b, far.detach().sum(-1, keepdim=True))
-    weights = (scores - peak).exp() + factor * far
-    return weights / divisors(weights.sum(-1, keepdim=True))
-
-
-@mask_function
-def sparse_linear_weights(
-    call: Call,
-    *,
-    window: int = WINDOW,
-    log_linear_weight: Float[Tensor, "*batch N"] | None = None,
-    feature_map: FeatureMap = FEATURES,
-) -> Float[Tensor, "*batch N M"]:
-    """The weights of all pairs; rows sum to 1, or to 0 where nothing is visible. In a causal call the last query is at
-    the last key's position."""
-    return _weights(call, window, log_linear_weight, feature_map)
-
-
 @uncompiled
 @attention_function()
 def sparse_linear_attention_reference(
@@ -73,7 +45,7 @@ def sparse_linear_attention_reference(
     log_linear_weight: Float[Tensor, "*batch N"] | None = None,
     feature_map: FeatureMap = FEATURES,
 ) -> Float[Tensor, "*batch N V"]:
-    r"""The N x M weights of `sparse_linear_weights`, materialised, times v.
+    r"""The N x M weights, materialised, times v. Those of a row are taken relative to a common factor, which cancels.
 
     The query's own key and the `window` - 1 keys on either side are near, in a causal call only those before it.
     `log_linear_weight` is b. The `feature_map` must map one token at a time to features that are not negative, and must
@@ -82,7 +54,15 @@ def sparse_linear_attention_reference(
     Raises ValueError for another map, for a mask that is not the same for all queries, and for a negative scale, which
     feature maps cannot apply.
     """
-    return _weights(call, window, log_linear_weight, feature_map) @ call.v
+    b = _log_linear_weight(call, log_linear_weight, feature_map)
+    distance = (positions(call)[:, None] - torch.arange(call.k.shape[-2], device=call.k.device)).abs()
+    reach, near = reachable(call), distance < checks.positive_int("window", window)
+    f = feature_map(call.q, call.k, scale=call.scale)
+    scores = (call.q @ call.k.mT * call.factor).masked_fill(~(near & reach), -torch.inf)
+    far = (f.q @ f.k.mT).masked_fill(~reach | near, 0)
+    peak, factor = _relative(scores, b, far.detach().sum(-1, keepdim=True))
+    weights = (scores - peak).exp() + factor * far
+    return weights / divisors(weights.sum(-1, keepdim=True)) @ call.v
 
 
 @uncompiled

@@ -10,14 +10,13 @@ that of later queries.
 import torch
 
 from ortho import checks
-from ortho._typing import Bool, Float, Int, Tensor
+from ortho._typing import Float, Int, Tensor
 from ortho.attention.call import Call, attention_function
 from ortho.attention.dynamic_sparse.selection import (
     attend_chosen,
     attend_to_mask,
     best_positions,
     flat,
-    mask_function,
     mask_of,
     products,
     reachable,
@@ -42,16 +41,10 @@ def _selected(call: Call, num_keys: int) -> Int[Tensor, "*batch N k"]:
     return torch.cat(found, -2)
 
 
-@mask_function
-def top_k_mask(call: Call, *, num_keys: int = NUM_KEYS) -> Bool[Tensor, "*batch N M"]:
-    """The pairs that are kept. In a causal call the last query is at the last key's position."""
-    return mask_of(_selected(call, num_keys), call.k.shape[-2])
-
-
 @uncompiled
 @attention_function()
 def top_k_attention_reference(call: Call, *, num_keys: int = NUM_KEYS) -> Float[Tensor, "*batch N V"]:
-    """Softmax attention under `top_k_mask`. All keys are kept if there are no more than `num_keys`.
+    """Softmax attention to the selected keys alone. All keys are kept if there are no more than `num_keys`.
 
     The state is (keys, values). Raises ValueError for a mask that is not the same for all queries.
     """

@@ -1,11 +1,14 @@
 """S1, sections 2.3, 2.4 and 4.2, and S2, 2.3: fixed patterns, counted and in closed form."""
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
+from torch import Tensor
 
 from ortho.attention.sparse.pattern import Pattern, pattern_attention
 from ortho.attention.sparse.window import Window
+from ortho.attention.weights import weights_of
 from ortho.cost import big_o, orders
 from paper import memory
 from paper.claims.rules import growth
@@ -13,6 +16,11 @@ from paper.claims.rules import growth
 TOKENS, REACH, FIRST = 256, 8, 4  # N, w or k, g
 # Pairs of N tokens that are kept by windows of w tokens on either side.
 EITHER_SIDE = "(2*w + 1)*N - w*(w + 1)"
+
+
+def read_pairs(definition: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Which pairs a definition of attention reads, (..., N, M), as a function of q, k and the definition's options."""
+    return lambda q, k, **options: weights_of(definition, q, k, **options) > 0
 
 
 def closed_form(formula: str, **sizes: int) -> Any:
