@@ -76,6 +76,10 @@ window.checks = (() => {
       (element) => /hidden|clip/.test(getComputedStyle(box(element)).overflowX) && edge(element) > edge(box(element)) + 1,
     );
     const found = cut.map((element) => `cut off: ${called(element)}`);
+    for (const formula of document.querySelectorAll("mjx-container")) {
+      const place = formula.hasAttribute("display") ? formula : formula.parentElement;
+      if (place.scrollWidth > place.clientWidth + 1) found.push(`shown in part: ${called(place)}`);
+    }
     if (page.scrollWidth <= innerWidth) return found;
     const pushing = [...document.body.querySelectorAll("*")].filter(
       (element) => element.offsetParent && box(element) === page && edge(element) > innerWidth + 1,
