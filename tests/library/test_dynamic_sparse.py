@@ -34,6 +34,8 @@ from ortho.attention.dynamic_sparse.sparse_linear import MECHANISM as SPARSE_LIN
 from ortho.attention.dynamic_sparse.sparse_linear import sparse_linear_attention_reference
 from ortho.attention.dynamic_sparse.top_k import MECHANISM as TOP_K
 from ortho.attention.dynamic_sparse.top_k import top_k_attention, top_k_attention_reference
+from ortho.attention.linear.favor import PositiveFeatures
+from ortho.attention.linear.feature_maps import CosFormer, Taylor
 from ortho.attention.weights import weights_of
 
 
@@ -240,6 +242,9 @@ BAD = [
     (ROUTING, {"balanced": True, "return_state": True}, ValueError, "return_state: expected none with balanced"),
     (ROUTING, {"balanced": True, "initial_state": (Q, Q, Q)}, ValueError, "initial_state: expected none with balanced"),
     (SPARSE_LINEAR, {"scale": -1.0}, ValueError, "scale: expected a finite number of at least 0, got -1.0"),
+    (SPARSE_LINEAR, {"feature_map": Taylor(1)}, ValueError, "feature_map: expected one of single tokens"),
+    (SPARSE_LINEAR, {"feature_map": CosFormer(9)}, ValueError, "feature_map: expected one of single tokens"),
+    (SPARSE_LINEAR, {"feature_map": PositiveFeatures(m=4)}, ValueError, "feature_map: expected one of single tokens"),
     (SPARSE_LINEAR, {"log_linear_weight": Q[..., :3, 0]}, ValueError, "log_linear_weight: expected shape (2, 9) like"),
 ]
 
