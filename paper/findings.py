@@ -19,7 +19,7 @@ from paper import experiments
 from paper.claims.outcomes import BITS_A_BYTE, Unit
 from paper.claims.shared import frozen_layer, printed_models, printed_speed_ups
 from paper.claims.shared.one_learned_head import along_budgets
-from paper.experiments.learning import ladder, ladder_analysis, ladder_tables, language
+from paper.experiments.learning import copying_analysis, ladder, ladder_analysis, ladder_tables, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.resampling import student_difference
@@ -65,6 +65,7 @@ def freezing() -> Values:
     return {
         "removed": str(len(removed)),
         "weighted": str(len(weighted)),
+        "products": str(len(frozen_layer.PRODUCTS.keys() - {"S"})),  # which fused kernels alone compute again
         "backward_learned": formula(learned),
         "backward_frozen": formula(frozen),
         "backward_stopped": formula(stopped),
@@ -123,8 +124,8 @@ def retrieving() -> Values:
     return {
         "retrieval_width": str(width),
         "retrieval_d": str(d),
-        "retrieval_capacity": f"{round(retrieval.capacity(width, d), -2):,.0f}",
-        "retrieval_gaussian": f"{round(retrieval.capacity(width, d, draw='gaussian'), -2):,.0f}",
+        "retrieval_capacity": f"{round(retrieval.capacity(width, d), -3):,.0f}",
+        "retrieval_gaussian": f"{round(retrieval.capacity(width, d, draw='gaussian'), -3):,.0f}",
     }
 
 
@@ -196,6 +197,38 @@ def longer_budgets() -> Values:
         "ladder_induction": _with_runs(BITS_A_BYTE, lead.mean, lead.interval, len(lead.seeds)),
         "ladder_table_novels": str(counted.index(min(counted)) + 1),
     }
+
+
+def begun_to_copy() -> Mapping[str, tuple[int, int]]:
+    """How many runs on sources had begun to copy by the end of the longest budget, and how many there are: of learned
+    heads behind a short convolution ('learned'), and with a KV shift instead ('shifted').
+
+    Raises AssertionError where the records no longer say what the pages say in words: that heads which retrieve
+    untrained copy early in every run, and that one learned head beside two selective ones is at the end as good as
+    learned heads with a KV shift, after a lead.
+    """
+    records = [one for name in ladder_analysis.EXPERIMENTS for one in experiments.load(name)]
+    records = ladder_analysis.standing(records) + experiments.load("copying")
+
+    def runs(kind: copying_analysis.Kind) -> Mapping[int, Any]:
+        return copying_analysis.runs(records, kind, budget=ladder.LONGEST)
+
+    induction = ladder_analysis.INDUCTION, CONVOLUTION
+    for kind in (induction, copying_analysis.SELECTIVE, copying_analysis.NGRAM):
+        assert all(copying_analysis.has_begun(run, 4) for run in runs(kind).values())
+    ours, theirs = runs(copying_analysis.SELECTIVE), runs(copying_analysis.KV_SHIFT)
+    leads = {
+        budget: [
+            copying_analysis.bits_at(ours[seed], budget) - copying_analysis.bits_at(theirs[seed], budget)
+            for seed in ours.keys() & theirs.keys()
+        ]
+        for budget in (ladder.LONG, ladder.LONGEST)
+    }
+    assert max(leads[ladder.LONG]) < 0
+    assert abs(float(np.mean(leads[ladder.LONGEST]))) < copying_analysis.NO_WORSE
+    kinds = {"learned": copying_analysis.CONVOLVED, "shifted": copying_analysis.KV_SHIFT}
+    found = {name: [copying_analysis.has_begun(run) for run in runs(kind).values()] for name, kind in kinds.items()}
+    return {name: (sum(one), len(one)) for name, one in found.items()}
 
 
 def _against_learned(records: Sequence[Any], text: str, budget: int) -> Any:

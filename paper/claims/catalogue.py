@@ -2,14 +2,18 @@
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from paper.claims.verdicts import Verdict
+
 KINDS = ("formula", "table", "number", "property", "comparison", "open")
 FIELDS = ("id", "kind", "part", "claim", "where", "quote")
+PLAIN = tuple(map(str, Verdict))  # a claim may have its finding in plain words, for a verdict
 _ID = re.compile(r"(S\d+)(\.\d+)+[a-z]")
 
 
@@ -22,7 +26,7 @@ class Claim:
     """One statement of a source: in our words and with its figures, where it stands, and in its own words.
 
     `note` says how the passage is read where it can be read in two ways, or why the verdict stands though it could be
-    contested; as a rule there is none.
+    contested; as a rule there is none. `plain` has the finding in a plain sentence, by the verdict that it is for.
     """
 
     id: str
@@ -32,6 +36,7 @@ class Claim:
     where: str
     quote: str
     note: str = ""
+    plain: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def document(self) -> str:
@@ -78,18 +83,19 @@ def _catalogue(raw: dict[str, Any]) -> Catalogue:
     claims: dict[str, Claim] = {}
     for number, entry in enumerate(raw["claims"], 1):
         where = f"claim {number} ({entry.get('id')})"
-        if wrong := (entry.keys() ^ set(FIELDS)) - {"note"}:
+        if wrong := (entry.keys() ^ set(FIELDS)) - {"note", *PLAIN}:
             raise LedgerError(f"{where}: expected the fields {', '.join(FIELDS)}, missing or besides is {min(wrong)!r}")
-        for field, text in entry.items():
+        for name, text in entry.items():
             if not isinstance(text, str) or not text.strip():
-                raise LedgerError(f"{where}: {field}: expected a string with text, got {text!r}")
+                raise LedgerError(f"{where}: {name}: expected a string with text, got {text!r}")
         if not _ID.fullmatch(entry["id"]):
             raise LedgerError(f"{where}: id: expected a key like 'S0.1.1a', got {entry['id']!r}")
-        claim = Claim(*(entry.get(field, "") for field in (*FIELDS, "note")))
+        plain = {name: entry[name] for name in PLAIN if name in entry}
+        claim = replace(Claim(*(entry.get(name, "") for name in (*FIELDS, "note"))), plain=plain)
         known = {"document": raw["documents"], "part": raw["parts"], "kind": KINDS}
-        for field, names in known.items():
-            if (value := getattr(claim, field)) not in names:
-                raise LedgerError(f"{where}: {field}: expected one of {', '.join(names)}, got {value!r}")
+        for name, names in known.items():
+            if (value := getattr(claim, name)) not in names:
+                raise LedgerError(f"{where}: {name}: expected one of {', '.join(names)}, got {value!r}")
         if claim.id in claims:
             raise LedgerError(f"{where}: id: expected each once, got {claim.id!r} again")
         claims[claim.id] = claim

@@ -128,11 +128,13 @@ def _judged(claim_id: str, finding: Finding | Parts, records: Iterable[str] = ()
     found = all_of(finding) if isinstance(finding, Mapping) else finding
     if not (isinstance(found, Finding) and found.rule):
         raise TypeError(f"finding: expected what a rule returns, or that of each part by label, got {finding!r}")
+    known = catalogue().claims.get(claim_id)
+    plain = known.plain.get(found.verdict) if known else None  # the same claim may get another verdict one day
     return _entry(
         claim_id,
         verdict=str(found.verdict),
         severity=str(found.severity or ""),
-        sentence=found.sentence,
+        sentence=f"{found.verdict.capitalize()}: {plain}." if plain else found.sentence,
         source=found.source,
         ours=found.ours,
         rule=found.rule,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from paper.experiments.engine.records import Record
+from paper.experiments.learning import ladder
 from paper.experiments.learning.copying import LEARNED, SELECTING, SHIFTED, WIRED
 from paper.experiments.learning.ladder_analysis import step_flop
 from paper.experiments.learning.ladder_arms import CONVOLUTION
@@ -49,6 +50,12 @@ def jump(record: Record) -> float:
             break
         found = float(read)
     return found
+
+
+def has_begun(record: Record, budget: int = ladder.LONGEST) -> bool:
+    """Whether the cooled copy at a budget takes less than `JUMP` bits on bytes that go on as an earlier match does."""
+    (look,) = (one for one in record["facts"]["validation"] if one["budget"] == budget)
+    return bool(look["repeats_bits"]["goes on"] < JUMP)
 
 
 def final_bits(record: Record) -> float:
