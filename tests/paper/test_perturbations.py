@@ -332,11 +332,16 @@ def needed(sources):
 
 
 def names(source):
-    """The names that a cell defines, and those that it takes from cells before it."""
-    symbols = symtable.symtable(source, "cell", "exec").get_symbols()
-    made = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-    return made, {node.id for node in nodes if isinstance(node.ctx, ast.Load)} - made
+    """The names that a cell defines, and those that it takes from cells before it, in its functions too."""
+
+    def read(table):
+        own = {one.get_name() for one in table.get_symbols() if one.is_global() and one.is_referenced()}
+        return own.union(*map(read, table.get_children()))
+
+    cell = symtable.symtable(source, "cell", "exec")
+    made = {one.get_name() for one in cell.get_symbols() if one.is_assigned() or one.is_imported()}
+    referenced = {one.get_name() for one in cell.get_symbols() if one.is_referenced()}
+    return made, referenced.union(*map(read, cell.get_children())) - made
 
 
 def change_in_place(target, change, monkeypatch):
