@@ -43,6 +43,15 @@ def test_options_reach_the_mechanism_and_its_cache():
     assert "attention=delta, qk_l2norm=False, chunk=3, form='fast'" in repr(one)
 
 
+def test_options_reach_a_ring():
+    """It holds the three keys and values of a window of three, and reads on as the layer."""
+    one, x = layer(attention="window", width=3), draw(B, N, D)
+    cache = one.new_cache()
+    read = [one(x[:, t : t + 1], is_causal=True, cache=cache) for t in range(N)]
+    close(torch.cat(read, 1), one(x, is_causal=True))
+    assert cache.nbytes == 2 * 8 * B * D * 3
+
+
 def test_options_in_models_and_beside_other_heads():
     model = LanguageModel(7, D, H, 2, max_length=N, attention="linear", chunk=2)
     assert [block.attention.options for block in model.blocks] == [{"chunk": 2}] * 2

@@ -313,6 +313,11 @@ def test_features_are_found(kernel):
     assert (found @ found.T - matrix).abs().max() < kernels.rounding(N, N)
 
 
+def test_the_polynomial_kernel_is_taylor_s():
+    weights = kernel_weights(Taylor(2), points(), points(), scale=1.0)
+    torch.testing.assert_close(kernels.KERNELS["polynomial"](points(), points()), weights, **TOLERANCE)
+
+
 @pytest.mark.parametrize("kernel", kernels.INDEFINITE)
 def test_without_features(kernel):
     matrix = kernels.gram(kernels.INDEFINITE[kernel], points())
