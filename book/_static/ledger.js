@@ -60,6 +60,7 @@
     const order = choice("order", Object.entries(ORDERS));
     const controls = [search, ...selects, order];
     const status = document.createElement("output");
+    const key = document.querySelector(".tag_key"); // away while somebody looks for something
     const form = document.createElement("form");
     form.className = "ledger-controls";
     form.setAttribute("role", "search");
@@ -100,12 +101,13 @@
       status.textContent = `${count} of ${claims.length} claims`;
       const told = controls.filter((control) => control.value && control.value !== "claim");
       const query = new URLSearchParams(told.map((control) => [control.name, control.value])).toString();
+      if (key) key.hidden = told.length > 0;
       history.replaceState(null, "", `${location.pathname}${query && `?${query}`}${location.hash}`);
     }
 
     form.addEventListener("input", show);
     form.addEventListener("submit", (event) => event.preventDefault());
-    tables[0].closest("section").before(form);
+    (key ?? tables[0].closest("section")).before(form);
     show();
   }
 

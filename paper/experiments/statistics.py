@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from math import inf
+from statistics import median
 from typing import Any
 
 Interval = tuple[float, float]
@@ -130,6 +131,14 @@ def success_interval(successes: int, runs: int, *, confidence: float = 0.95) -> 
 
     found = binomtest(successes, runs).proportion_ci(confidence, method="exact")
     return float(found.low), float(found.high)
+
+
+def median_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """(low, median, high): a confidence interval of the median from order statistics, valid for any distribution."""
+    from scipy.stats import quantile_test
+
+    interval = quantile_test(values, q=0, p=0.5).confidence_interval(confidence)
+    return float(interval.low), median(values), float(interval.high)
 
 
 def fisher(successes_a: int, runs_a: int, successes_b: int, runs_b: int) -> float:

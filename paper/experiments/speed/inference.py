@@ -7,9 +7,8 @@ memory.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from torch import Tensor, nn
 from ortho.adapters.conversion import to_standard
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
-from paper.experiments.speed.analysis import Quartiles, Row, by_arm, row_of
+from paper.experiments.speed.analysis import Row, by_arm, row_of
 from paper.experiments.speed.benchmark import Budget
+from paper.experiments.statistics import median_interval
 
 ARMS = STANDARD, FROZEN, CONTROL = "learned", "frozen", "learned-again"
 SEEDS = {"weights": training_step.SEEDS["weights"], "inputs": training_step.SEEDS["inputs"], "order": 3}
@@ -64,14 +64,6 @@ def _forward(module: nn.Module, x: Tensor, calls: int) -> dict[str, float]:
     return benchmark.mean_seconds(steps, calls, cuda=x.is_cuda, quantity="forward", events=True)
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Quartiles:
-    """(low, median, high): a confidence interval of the median from order statistics, valid for any distribution."""
-    from scipy.stats import quantile_test
-
-    interval = quantile_test(values, q=0, p=0.5).confidence_interval(confidence)
-    return float(interval.low), median(values), float(interval.high)
-
-
 def gains(records: Iterable[Record]) -> list[Row]:
     """One row per record: by how many per cent the frozen arm and the control are faster than the learned one.
 
@@ -83,7 +75,7 @@ def gains(records: Iterable[Record]) -> list[Row]:
         row = row_of(record, repetitions=len(times[STANDARD]))
         for name, arm in (("frozen", FROZEN), ("control", CONTROL)):
             pairs = zip(times[STANDARD], times[arm], strict=True)
-            row[name] = median_interval([100 * (standard / other - 1) for standard, other in pairs])
+            row[name] = median_interval([100 * (standard / other - 1) for standard, other in pairs], CONFIDENCE)
         rows.append(row)
     return rows
 
