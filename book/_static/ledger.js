@@ -60,7 +60,7 @@
     const order = choice("order", Object.entries(ORDERS));
     const controls = [search, ...selects, order];
     const status = document.createElement("output");
-    const key = document.querySelector(".tag_key"); // away while somebody looks for something
+    const key = document.querySelector(".tag_ledger:not(:has(table))"); // away while somebody looks for something
     const form = document.createElement("form");
     form.className = "ledger-controls";
     form.setAttribute("role", "search");
