@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP_FOLDERS = "home|mnt|opt|private|root|srv|tmp|usr|var|Users|Volumes"
 ABSOLUTE_PATH = re.compile(rf"(?<![\w.-])(?:/(?:{TOP_FOLDERS})/|[A-Z]:\\)[^\s'\"<]*")
 TIMING_TAG = "nbval-ignore-output"
-TAGS = {TIMING_TAG, "hide-cell", "hide-input", "hide-output", "key", "ledger", "remove-cell", "remove-input"}
+TAGS = {TIMING_TAG, "hide-cell", "hide-input", "hide-output", "ledger", "remove-cell", "remove-input"}
 # Comments, too, make nbval leave cells, their outputs or their errors out of the comparison.
 MARKER = re.compile(r"^\s*#[#\s]*((?:NBVAL|PYTEST_VALIDATE)_\w+)", re.MULTILINE)
 ASSERTION = re.compile(r"^\s*assert\b|\bassert_\w+\(", re.MULTILINE)
