@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from paper.experiments.catalogue import EXPERIMENTS
-from paper.experiments.devices import by_device, judged_device, on_cpu
+from paper.experiments.devices import by_device, judged_device, on_cpu, shown_name
 from paper.experiments.engine import cli, records
 from paper.experiments.engine.provenance import RESULTS
 from paper.experiments.engine.records import Case, NoRecordsError, Record, RecordError
@@ -34,6 +34,7 @@ __all__ = [
     "memory",
     "on_cpu",
     "run",
+    "shown_name",
     "speedups",
 ]
 

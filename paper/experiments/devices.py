@@ -4,6 +4,14 @@ from collections.abc import Iterable
 
 from paper.experiments.engine.records import Record, key
 
+# The slugs are names of folders, too long for a phone's screen.
+_NAMES = {"cpu-intel-xeon-processor": "Xeon (CPU)", "cpu-amd-epyc": "EPYC (CPU)", "nvidia-h200": "H200 (GPU)"}
+
+
+def shown_name(device: str) -> str:
+    """A device's name as tables, figures and verdicts show it: 'Xeon (CPU)'. One of another machine stays as it is."""
+    return _NAMES.get(device, device)
+
 
 def on_cpu(device: str) -> bool:
     """Whether a device's name is that of a CPU, or of all of them together ('cpu')."""

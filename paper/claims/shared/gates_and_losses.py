@@ -37,7 +37,7 @@ def gained(experiment: str, better: str, worse: str, tests: Collection[str], *, 
         for test in tests:
             rows = [found[arm][test] for arm in (better, worse) if test in found.get(arm, {})]
             if len(rows) == 2 and all(len(row["seeds"]) >= len(learning.SEEDS) for row in rows):
-                pairs[f"{test} on {device}"] = rows[0], rows[1]
+                pairs[f"{test} on {experiments.shown_name(device)}"] = rows[0], rows[1]
     gains = {}
     for label, (one, other) in pairs.items():
         low, high = gain(one["correct"], other["correct"], LEVEL / max(of, len(pairs)))

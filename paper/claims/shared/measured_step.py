@@ -25,7 +25,7 @@ def provenance_table(records: Sequence[Record], none: str = NO_TIMES) -> Shown:
     """The same as a table, a column for each device; without records, the sentence `none`."""
     if not records:
         return Shown(none, none)
-    return table(provenance(records), ("", *(f"`{device}`" for device in experiments.by_device(records))))
+    return table(provenance(records), ("", *map(experiments.shown_name, experiments.by_device(records))))
 
 
 def _cells(records: Sequence[Record]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortho.checks import expect
-from paper.experiments.devices import by_device
+from paper.experiments.devices import by_device, shown_name
 from paper.experiments.engine.records import Record
 from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, spelt
 from paper.experiments.speed.attention_variants import YARDSTICK, alike, declared, known
@@ -85,7 +85,7 @@ def cells(found: Iterable[Row]) -> list[tuple[Any, ...]]:
     for row in found:
         times, flops = spelt(row["ratio_alike"], 3), f"{row['flops_alike']:.3f}"
         memory = row["bytes_ratio"] and f"{row['bytes_ratio']:.2f}"
-        shown.append((f"`{row['device']}`", row["N"], row["arm"], times, flops, memory))
+        shown.append((shown_name(row["device"]), row["N"], row["arm"], times, flops, memory))
     return shown
 
 
