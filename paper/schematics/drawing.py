@@ -16,9 +16,9 @@ Point = tuple[float, float]
 Tint = str | tuple[str, float]  # a colour, or a colour and how opaque it is, from 0 to 1
 
 
-def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of full text width with invisible axes, from (0, 0) to (width, height)."""
-    drawn, axes = plt.subplots(figsize=(7.0, 7.0 * height / width))
+def canvas(width: float, height: float, *, inches: float = 7.0) -> tuple[Figure, Axes]:
+    """A figure so many inches wide with invisible axes, from (0, 0) to (width, height)."""
+    drawn, axes = plt.subplots(figsize=(inches, inches * height / width))
     axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
     axes.axis("off")
     return drawn, axes

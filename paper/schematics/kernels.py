@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper.plots import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from paper.plots import BLUE, GREEN, ORANGE, PURPLE, VERMILION, WIDTH
 from paper.schematics.drawing import arrow, box, canvas, cells, label
 
 __all__ = ["orders"]
@@ -15,7 +15,7 @@ TINTS = {BLUE: "#9CC3DF", ORANGE: "#F5D28A", GREEN: "#8FD0BC", VERMILION: "#EFB4
 
 def orders() -> Figure:
     """Both orders of the product: first the N x N weights, or first the m x V state. Below, the rows Omega."""
-    drawn, axes = canvas(23.6, 14.4)
+    drawn, axes = canvas(23.6, 14.4, inches=WIDTH)
     label(axes, (0.1, 13.8), "weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$", align="left", size=10)
     _operands(axes, 10.6, (2.5, 9.3))
     _products(axes, 10.6, (TOKENS, TOKENS), "weights, $N \\times N$", "grows with $N^2$", "times $V$")
@@ -44,7 +44,7 @@ def _operands(axes: Axes, y: float, first: tuple[float, float]) -> None:
     _matrix(axes, (7.1, y), FEATURES, TOKENS, ORANGE, "$\\phi(K)^T$")
     _matrix(axes, (10.8, y), TOKENS, VALUES, PURPLE, "$V$")
     for x, sign in zip(first, "()", strict=True):
-        label(axes, (x, y), sign, size=36)
+        label(axes, (x, y), sign, size=28)
     arrow(axes, (12.4, y), (13.5, y))
     arrow(axes, (17.8, y), (20.1, y))
 

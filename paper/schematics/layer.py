@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper.claims.shared.frozen_layer import backward_products
-from paper.plots import BLUE, GREEN, ORANGE, VERMILION
+from paper.plots import BLUE, GREEN, ORANGE, VERMILION, WIDTH
 from paper.schematics.drawing import Point, arrow, box, canvas, label
 
 __all__ = ["GRADIENTS", "attention_layer"]
@@ -22,13 +22,13 @@ GRADIENTS = {
 ROWS = {"Q": 5.2, "K": 3.6, "V": 1.0}
 BOXES: dict[str, tuple[Point, str, float]] = {
     "X": ((0.8, 3.6), "$X$", 0.9),
-    **{f"W_{a}": ((3.1, y), f"$W_{a}$", 1.1) for a, y in ROWS.items()},
-    **{a: ((5.4, y), f"${a}$", 0.9) for a, y in ROWS.items()},
-    "S": ((8.1, 4.4), "scores $S$\n$Q K^T / \\sqrt{d/H}$", 2.3),
-    "P": ((11.2, 4.4), "weights $P$\nsoftmax", 1.9),
-    "O": ((11.2, 1.0), "$O = P V$", 1.7),
-    "W_O": ((13.6, 1.0), "$W_O$", 1.1),
-    "Y": ((15.4, 1.0), "$Y$", 0.9),
+    **{f"W_{a}": ((3.0, y), f"$W_{a}$", 1.1) for a, y in ROWS.items()},
+    **{a: ((5.0, y), f"${a}$", 0.9) for a, y in ROWS.items()},
+    "S": ((8.0, 4.4), "scores $S$\n$Q K^T / \\sqrt{d/H}$", 2.9),
+    "P": ((11.4, 4.4), "weights $P$\nsoftmax", 2.3),
+    "O": ((11.4, 1.0), "$O = P V$", 2.0),
+    "W_O": ((13.9, 1.0), "$W_O$", 1.1),
+    "Y": ((15.6, 1.0), "$Y$", 0.9),
 }
 FROZEN = ("W_Q", "W_K")
 # Arrows of the forward pass, and the product of the backward pass that carries the gradient the other way.
@@ -46,7 +46,7 @@ def attention_layer() -> Figure:
     Which variants compute it is read off autograd's graph (`backward_products`). A gradient that ends in a matrix is
     the gradient of that matrix.
     """
-    drawn, axes = canvas(16.2, 7.9)
+    drawn, axes = canvas(16.2, 7.9, inches=WIDTH)
     for (start, end), product in EDGES.items():
         _both_ways(axes, start, end, _colour(product))
     for name, (centre, text, width) in BOXES.items():
