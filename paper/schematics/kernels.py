@@ -15,16 +15,16 @@ TINTS = {BLUE: "#9CC3DF", ORANGE: "#F5D28A", GREEN: "#8FD0BC", VERMILION: "#EFB4
 
 def orders() -> Figure:
     """Both orders of the product: first the N x N weights, or first the m x V state. Below, the rows Omega."""
-    drawn, axes = canvas(23.6, 14.4, inches=WIDTH)
-    label(axes, (0.1, 13.8), "weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$", align="left", size=10)
-    _operands(axes, 10.6, (2.5, 9.3))
-    _products(axes, 10.6, (TOKENS, TOKENS), "weights, $N \\times N$", "grows with $N^2$", "times $V$")
-    label(axes, (0.1, 7.9), "state first: $\\phi(Q)\\, (\\phi(K)^T V)$", align="left", size=10)
+    drawn, axes = canvas(23.6, 15.2, inches=WIDTH)
+    label(axes, (0.1, 14.6), "weights first: $(\\phi(Q)\\, \\phi(K)^T)\\, V$", align="left", size=10)
+    _operands(axes, 11.2, (2.5, 9.3))
+    _products(axes, 11.2, (TOKENS, TOKENS), "weights, $N \\times N$", "grows with $N^2$", "times $V$")
+    label(axes, (0.1, 8.2), "state first: $\\phi(Q)\\, (\\phi(K)^T V)$", align="left", size=10)
     _operands(axes, 4.9, (4.9, 12.0))
     _products(axes, 4.9, (FEATURES, VALUES), "state $S$, $m \\times V$", "does not grow", "times $\\phi(Q)$")
 
     text = "random features: $m$ random rows $\\Omega$, drawn once, make $\\phi$"
-    box(axes, (8.6, 1.0), text, width=16.4, height=1.4, colour=PURPLE, dashed=True)
+    box(axes, (9.1, 1.0), text, width=17.8, height=1.4, colour=PURPLE, dashed=True)
     for x, gap in ((3.4, 1.9), (7.1, 0.7)):
         arrow(axes, (x, 1.75), (x, 4.9 - gap), colour=PURPLE, dashed=True)
     return drawn
@@ -34,8 +34,8 @@ def _products(axes: Axes, y: float, stored: tuple[int, int], name: str, growth: 
     """What the first product stores, how it grows with N, and the last factor, at a height."""
     _matrix(axes, (15.6, y), *stored, VERMILION, name)
     label(axes, (15.6, y - stored[0] * SIDE / 2 - 0.5), growth)
-    _matrix(axes, (21.3, y), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
-    label(axes, (19.0, y + 0.6), then)
+    _matrix(axes, (21.8, y), TOKENS, VALUES, GREEN, "$O$, $N \\times V$")
+    label(axes, (19.1, y + 0.6), then)
 
 
 def _operands(axes: Axes, y: float, first: tuple[float, float]) -> None:
@@ -46,7 +46,7 @@ def _operands(axes: Axes, y: float, first: tuple[float, float]) -> None:
     for x, sign in zip(first, "()", strict=True):
         label(axes, (x, y), sign, size=28)
     arrow(axes, (12.4, y), (13.5, y))
-    arrow(axes, (17.8, y), (20.1, y))
+    arrow(axes, (17.8, y), (20.5, y))
 
 
 def _matrix(axes: Axes, centre: tuple[float, float], rows: int, columns: int, colour: str, name: str) -> None:

@@ -19,15 +19,15 @@ def writes() -> Figure:
     Keys stand to the left of a memory and queries to its right, one number a row; what is written stands above it and
     what is read below, one number a column.
     """
-    drawn, axes = canvas(22, 28.4, inches=WIDTH)
-    _linear(axes, LEFT, 14.2)
+    drawn, axes = canvas(22, 27.6, inches=WIDTH)
+    _linear(axes, LEFT, 13.8)
     _delta(axes, LEFT, 0)
     return drawn
 
 
 def _memory(axes: Axes, x: float, y: float, title: str) -> None:
     """The matrix S with its upper left corner at (x, y + 9), the key k beside it, and the title of the picture."""
-    label(axes, (x + V / 2, y + 13.9), title, size=10)
+    label(axes, (x + V / 2, y + 13.4), title, size=10)
     cells(axes, (x, y + 9), [[(SKY, OPAQUE)] * V] * K)
     label(axes, (x + V / 2, y + 9 - K / 2), "$S$", size=12)
     cells(axes, (x - 2.5, y + 9), [[(BLUE, OPAQUE)]] * K)

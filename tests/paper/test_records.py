@@ -99,6 +99,7 @@ def test_records_by_device(made):
     assert devices.pooled([gpu, a, b]) == {"cpu": [b], "nvidia-h200": [gpu]}
     assert devices.of_judged_devices([gpu, a, b]) == [b] and devices.of_judged_devices([gpu]) == [gpu]
     assert devices.judged_device([gpu, a, b]) == "cpu-a" and devices.judged_device([]) == ""
+    assert [devices.shown_name(name) for name in ("nvidia-h200", "cpu-b")] == ["H200 (GPU)", "cpu-b"]
 
 
 def test_differences_are_shares_of_the_larger_number_and_times_do_not_count(made):
