@@ -21,7 +21,8 @@ TENS = (10, 1000, 100_000, 10_000_000)  # ticks
 
 
 class Words(NamedTuple):
-    """What the figure says. In `said`, `{width}` and `{tokens}` are chosen, `{one}` and `{two}` follow from them."""
+    """What the figure says. In `said`, `{width}` and `{tokens}` are chosen, `{one}` and `{two}` follow from them;
+    there `more` and `fewer` stand for > and <."""
 
     described: str
     width: str
@@ -29,6 +30,8 @@ class Words(NamedTuple):
     chance: str
     two: str
     said: str
+    more: str
+    fewer: str
     caption: str
     tied: str
     apart: str
@@ -42,7 +45,9 @@ ENGLISH = Words(
     "chance to find the right one",
     "two matrices",
     "{width} numbers a key, {tokens} tokens, no training: with one matrix the head finds the right token in {one} of "
-    "all cases, with two in {two}.",
+    "all cases, with two matrices in {two}.",
+    "more than",
+    "fewer than",
     "Chance to find the right one of so many tokens, nothing trained",
     "one matrix, width",
     "two matrices, any width",
@@ -54,7 +59,9 @@ CHINESE = Words(
     "词元数",
     "找对的概率",
     "两个矩阵",
-    "每个键 {width} 个数，{tokens} 个词元，不训练：用一个矩阵，头有 {one} 的机会找对词元；用两个矩阵，只有 {two}。",
+    "每个键 {width} 个数，{tokens} 个词元，不训练：头找对词元的机会，用一个矩阵：{one}；用两个矩阵：{two}。",
+    "超过",
+    "不到",
     "在这么多词元中找对的概率，不训练",
     "一个矩阵，宽度",
     "两个矩阵，任意宽度",
@@ -76,6 +83,11 @@ def spelt(chance: float) -> str:
     return f"{percent:.0f} %" if 10 <= percent < 99 else f"{percent:.1f} %"
 
 
+def in_words(text: str, words: Words) -> str:
+    """What `spelt` gives, as a sentence says it: 'fewer than 0.1 %'."""
+    return text.replace(">", words.more).replace("<", words.fewer)
+
+
 def lookup_chance(words: Words = ENGLISH) -> str:
     """The figure with its table; where scripts run, two sliders and a point to drag take the table's place."""
     found = chances()
@@ -84,8 +96,8 @@ def lookup_chance(words: Words = ENGLISH) -> str:
         "widths": WIDTHS,
         "tokens": TOKENS,
         "chances": [[round(chance, 5) for chance in row] for row in found.values()],
-        "spelt": [list(map(spelt, row)) for row in found.values()],
-        "two": list(map(spelt, apart)),
+        "spelt": [[in_words(spelt(chance), words) for chance in row] for row in found.values()],
+        "two": [in_words(spelt(chance), words) for chance in apart],
         "x": list(map(_x, TOKENS)),
         "axis": [TOP, BOTTOM],
         "start": START,
