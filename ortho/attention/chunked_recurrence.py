@@ -3,14 +3,14 @@ r"""The recurrence of `ortho.attention.recurrence` by matrix products over chunk
 Let $\gamma_i$ be the sum of the logarithms of a chunk's decays up to token i, $\Gamma_{ij} = e^{\gamma_i
 - \gamma_j}$ for $j \le i$, and S the state before the chunk. What is written, U, solves
 
-$$(I + \mathrm{diag}(\beta)\, M)\, U = \mathrm{diag}(\beta)\, (V - \mathrm{diag}(e^\gamma) K S), \quad
-M = \mathrm{tril}(K K^T, -1) \circ \Gamma$$
+$$\begin{aligned} (I + \mathrm{diag}(\beta)\, M)\, U &= \mathrm{diag}(\beta)\, (V - \mathrm{diag}(e^\gamma) K S), \\
+M &= \mathrm{tril}(K K^T, -1) \circ \Gamma \end{aligned}$$
 
 (the UT transform of Yang et al. 2024, arXiv:2406.06484, section 3.2; with decays arXiv:2412.06464, section 3.3), or
 without erasing $U = \mathrm{diag}(\beta) V$. Then
 
-$$O = \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U, \qquad
-S \leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U .$$
+$$\begin{aligned} O &= \mathrm{diag}(e^\gamma) Q S + (\mathrm{tril}(Q K^T) \circ \Gamma)\, U, \\
+S &\leftarrow e^{\gamma_C} S + K^T \mathrm{diag}(e^{\gamma_C - \gamma})\, U . \end{aligned}$$
 
 All of this but the products with S is computed for all chunks at once.
 """

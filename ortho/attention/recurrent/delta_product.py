@@ -2,8 +2,8 @@ r"""DeltaProduct: several steps of the delta rule per token (Siems et al. 2025, 
 
 With $n_h$ keys $k_{t,j}$, values $v_{t,j}$ and write strengths $\beta_{t,j}$ per token,
 
-$$S_{t,j} = (I - \beta_{t,j} k_{t,j} k_{t,j}^T) S_{t,j-1} + \beta_{t,j} k_{t,j} v_{t,j}^T, \qquad S_{t,0} = S_{t-1,n_h},
-\qquad o_t = S_{t,n_h}^T q_t .$$
+$$\begin{aligned} S_{t,j} &= (I - \beta_{t,j} k_{t,j} k_{t,j}^T) S_{t,j-1} + \beta_{t,j} k_{t,j} v_{t,j}^T, \\
+S_{t,0} &= S_{t-1,n_h}, \qquad o_t = S_{t,n_h}^T q_t . \end{aligned}$$
 
 This is the delta rule on a sequence $n_h$ times as long, read after every $n_h$-th key. A token multiplies the state
 by a product of $n_h$ transitions. With $\beta$ up to 2, this can be any orthogonal matrix made of $n_h$ reflections.

@@ -4,7 +4,8 @@ arXiv:2205.14135, algorithms 1 and 4, with the loop order of Dao 2023, arXiv:230
 Each tile of queries reads the tiles of keys one after the other. S are the scores of a tile, m is the largest score so
 far, l the sum of the exponentials relative to m, and a the sum of the values with these exponentials as weights:
 
-$$m' = \max(m, \max_j S_j), \quad l' = e^{m - m'} l + \sum_j e^{S_j - m'}, \quad a' = e^{m - m'} a + e^{S - m'} V,$$
+$$\begin{aligned} m' &= \max(m, \max_j S_j), \\ l' &= e^{m - m'} l + \sum_j e^{S_j - m'}, \\
+a' &= e^{m - m'} a + e^{S - m'} V, \end{aligned}$$
 
 and at the end $o = a / l$ and $L = m + \ln l$. The backward pass recomputes the weights as $P = e^{S - L}$; with
 $D = \sum_v do_v\, o_v$ the gradient of the scores is $dS = P (do\, V^T - D)$.
