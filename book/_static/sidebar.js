@@ -1,6 +1,17 @@
-/* The table of contents at the side begins at the page that is open. */
+/* The table of contents at the side shows the story and the group of the page that is open; other groups are folded. It
+   begins at this page. */
 document.addEventListener("DOMContentLoaded", () => {
   const side = document.querySelector(".bd-sidebar-primary");
+  for (const caption of [...(side?.querySelectorAll("p.caption") ?? [])].slice(1)) {
+    const pages = caption.nextElementSibling;
+    const group = document.createElement("details");
+    group.className = "group";
+    group.open = pages.matches(".current") || pages.querySelector(".current") !== null;
+    const summary = document.createElement("summary");
+    caption.before(group);
+    summary.append(caption);
+    group.append(summary, pages);
+  }
   const here = side?.querySelector(".current.active > a");
   if (here) side.scrollTop += here.getBoundingClientRect().top - side.getBoundingClientRect().top - side.clientHeight / 2;
 });
