@@ -199,9 +199,9 @@ def longer_budgets() -> Values:
     }
 
 
-def begun_to_copy() -> Mapping[str, tuple[int, int]]:
-    """How many runs on sources had begun to copy by the end of the longest budget, and how many there are: of learned
-    heads behind a short convolution ('learned'), and with a KV shift instead ('shifted').
+def begun_to_copy() -> tuple[int, int]:
+    """How many runs on sources of learned heads with a KV shift had begun to copy by the end of the longest budget, and
+    how many there are.
 
     Raises AssertionError where the records no longer say what the pages say in words: that heads which retrieve
     untrained copy early in every run, and that one learned head beside two selective ones is at the end as good as
@@ -226,9 +226,7 @@ def begun_to_copy() -> Mapping[str, tuple[int, int]]:
     }
     assert max(leads[ladder.LONG]) < 0
     assert abs(float(np.mean(leads[ladder.LONGEST]))) < copying_analysis.NO_WORSE
-    kinds = {"learned": copying_analysis.CONVOLVED, "shifted": copying_analysis.KV_SHIFT}
-    found = {name: [copying_analysis.has_begun(run) for run in runs(kind).values()] for name, kind in kinds.items()}
-    return {name: (sum(one), len(one)) for name, one in found.items()}
+    return sum(copying_analysis.has_begun(run) for run in theirs.values()), len(theirs)
 
 
 def _against_learned(records: Sequence[Any], text: str, budget: int) -> Any:
