@@ -11,6 +11,7 @@ READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 
 HTML := _build/html
+BOOK := $(abspath $(HTML))
 PORT ?= 8000
 NOTEBOOKS ?=
 TESTS ?=
@@ -37,13 +38,13 @@ exact: ## install the files of requirements/, by their hashes, into the environm
 book: $(READY) ## execute every notebook and build the pages, all in _build
 	@rm -rf _build/executed && mkdir -p _build/executed
 	@tar -c --exclude=./_build --exclude=./.venv --exclude=./.git --exclude='*.part' . | tar -x -C _build/executed
-	@$(MAKE) --no-print-directory -C _build/executed PY=$(if $(findstring /,$(PY)),$(abspath $(PY)),$(PY)) execute html
+	@$(MAKE) --no-print-directory -C _build/executed PY=$(if $(findstring /,$(PY)),$(abspath $(PY)),$(PY)) BOOK=$(BOOK) execute html
 	@rm -rf $(HTML) && mv _build/executed/$(HTML) $(HTML)
 
 html: $(READY) ## build the pages from the stored outputs, warnings as errors
 	@rm -rf $(HTML)
 	@$(MAKE) --no-print-directory -j 2 pages check $(HTML)/article.pdf
-	@echo "The book: file://$(abspath $(HTML)/index.html)"
+	@echo "The book: file://$(BOOK)/index.html"
 
 # Pages are trees of many objects that stay: Python's collector, as it is set, takes a fifth of the time going through
 # them again and again.
