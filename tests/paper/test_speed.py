@@ -18,6 +18,7 @@ from paper.experiments.speed import (
     generation,
     inference,
     language_models,
+    layers,
     projections,
     recomputation,
     training_step,
@@ -80,6 +81,7 @@ TINY = {
     "memory-speed": [partial(of_set, name) for name in ("delta", "memories")],
     "pattern-speed": [partial(of_set, name) for name in ("patterns", "dynamic")],
     "flash-speed": [partial(of_set, name) for name in ("exact", "kernels")],
+    "layer-speed": [partial(layers.case, causal=causal, **LAYER) for causal in (False, True)],
     "decode-speed": [partial(decoding.case, family, **DECODED) for family in decoding.FAMILIES],
     "projection-speed": [partial(projections.case, 128, N=8)],
     "recomputation-speed": [lambda **kind: recomputation.case(N=8, L=2, **kind) | {"d": 16, "H": 2}],
@@ -107,7 +109,7 @@ def tiny(library):
         patch.setattr(projections, "CALL_SECONDS", 1e-6)
         for module in (attention, decoding, generation, inference):
             patch.setitem(module.CALL_SECONDS, "cpu", 1e-3)
-        timings = (attention, decoding, generation, language_models, projections, recomputation)
+        timings = (attention, decoding, generation, language_models, layers, projections, recomputation)
         for module in (*timings, training_step, whole_models):
             patch.setitem(module.BUDGETS, "cpu", dataclasses.replace(module.BUDGETS["cpu"], least=1, warm_up=0))
         yield

@@ -122,7 +122,7 @@ def compare(
     output or gradients are off, or if it does not have as many trained weights as its closed form says.
     """
     options = {"is_causal": case["causal"]}
-    x, upstream = _inputs(case)
+    x, upstream = inputs(case)
     arms: list[Arm] = []
     for variant in variants:
         module = build(case, variant)
@@ -150,7 +150,7 @@ def check(case: Case, variant: str, module: nn.Module, declared: Declared = decl
     """
     small = {**case, "B": 1, "N": min(case["N"], CHECKED_LENGTH), "input_grad": True}
     exact = benchmark.defined(module).double()
-    x, upstream = _inputs(small)
+    x, upstream = inputs(small)
     options = {"is_causal": case["causal"]}
     want = benchmark.results(exact, exact, x.double(), upstream.double(), **options)
     assert_all_close(variant, benchmark.results(module, module, x, upstream, **options), want, tolerance(small))
@@ -166,7 +166,7 @@ def tolerance(case: Case) -> float:
     return benchmark.rounding_error(_STAGES[case["scope"]], terms, benchmark.dtype(case))
 
 
-def _inputs(case: Case) -> tuple[Tensor, Tensor]:
+def inputs(case: Case) -> tuple[Tensor, Tensor]:
     """x and the gradient of the output, (B, N, d) each, of unit variance, as after a normalisation."""
     x, upstream = benchmark.drawn(case, (case["B"], case["N"], case["d"]), 2, SEEDS["inputs"])
     return x.requires_grad_(case["input_grad"]), upstream
