@@ -1,12 +1,7 @@
-"""For each case and model: the conversion is right, or it is refused and leaves the model unchanged.
-
-python tests/adapter_cases.py       # prints the table
-"""
+"""For each case and model: the conversion is right, or it is refused and leaves the model unchanged."""
 
 import copy
-import sys
 import tempfile
-import warnings
 
 import torch
 from adapter_models import LAYERS, MODELS, build, close, data, padded, run, tf
@@ -95,14 +90,25 @@ def step(model, inputs):
 
 
 def rows(layer):
-    """The values of all rows of queries and keys, as one vector."""
+    """The rows of queries and keys: those of each matrix and each bias."""
     parts = [(part.value().detach().movedim(part.axis, 0), part.rows.values()) for part in layer.parts()]
-    return torch.cat([value[own].flatten() for value, every in parts for own in every])
+    return [value[own] for value, every in parts for own in every or [slice(None)]]
+
+
+def ensure_drawn(layer):
+    """Queries and keys have orthonormal matrices, each of its own, and no bias."""
+    matrices = [own for own in rows(layer) if own.dim() > 1]
+    for own in matrices:
+        small = own @ own.T if own.shape[0] <= own.shape[1] else own.T @ own
+        ensure(close(small, torch.eye(len(small), dtype=small.dtype)), "rows that are not orthonormal")
+    one, other = matrices[0][0], matrices[-1][0]
+    ensure(not torch.equal(one[: len(other)], other[: len(one)]), "the same matrix twice")
+    ensure(not any(own.any() for own in rows(layer) if own.dim() == 1), "a bias beside a draw")
 
 
 def frozen(name, model, stop_gradient=False):
     """With the weights kept: outputs, gradients and tokens are those of the plain model; a fused optimiser moves no
-    frozen row, and all that was trained beside them; a draw changes no value; and the way back."""
+    frozen row, and all that was trained beside them; a draw changes no value; and the ways back."""
     inputs, plain, before = data(name), copy.deepcopy(model).eval(), state_of(model)
     freeze_qk(model.eval(), draw=None, stop_gradient=stop_gradient, inputs=given(name))
     layers = attention_layers(model)
@@ -113,14 +119,18 @@ def frozen(name, model, stop_gradient=False):
     ensure(same(state_of(restored), before), "the way back")
     drawn = copy.deepcopy(model)
     freeze_qk(drawn, stop_gradient=stop_gradient, inputs=given(name), generator=torch.Generator().manual_seed(0))
+    for layer in attention_layers(drawn):
+        ensure_drawn(layer)
+    ensure(close(run(to_standard(drawn), inputs), run(drawn, inputs)), "other outputs of the standard model")
     calls = [spied(one, inputs) for one in (model, drawn)]
     if None not in calls:
         (q, k, v), (new_q, new_k, new_v) = calls
         ensure(close(v, new_v), "values that a draw has changed")
         ensure(not close(q, new_q) and not close(k, new_k), "queries and keys that no draw has changed")
-    kept = [rows(layer).clone() for layer in layers]
+    kept = [[own.clone() for own in rows(layer)] for layer in layers]
     own, theirs = step(model, inputs), step(plain, inputs)
-    ensure(all(torch.equal(rows(layer), old) for layer, old in zip(layers, kept, strict=True)), "frozen rows moved")
+    for layer, old in zip(layers, kept, strict=True):
+        ensure(all(map(torch.equal, rows(layer), old)), "frozen rows moved")
     ensure(len(own) > 2 or len(theirs) < 6, "nothing is trained")
     ensure(stop_gradient or all(close(own[key], theirs[key]) for key in own.keys() & theirs.keys()), "other gradients")
 
@@ -165,25 +175,3 @@ def saved(name, model):
 
 
 CASES = {"frozen": frozen, "stopped": stopped, "saved": saved}
-
-
-def main():
-    """Print the table, or some of its rows."""
-    warnings.simplefilter("ignore")
-    if tf is not None:
-        tf.utils.logging.set_verbosity_error()
-        tf.utils.logging.disable_progress_bar()
-    print("| model |", " | ".join(CASES), "|")
-    print("|---|" + "---|" * len(CASES))
-    for name in sys.argv[1:] or MODELS:
-        cells = [judged(case, name) for case in CASES.values()]
-        print(
-            f"| {name} |",
-            " | ".join(cell if "WRONG" in cell else cell.partition(":")[0] for cell in cells),
-            "|",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

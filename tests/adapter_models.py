@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from ortho import MultiheadAttention
+
 try:
     import transformers as tf
 except ImportError:  # the models of torch remain
@@ -93,6 +95,25 @@ class Attend(nn.Module):
         return self.layer(q, k, v, need_weights=False)[0]
 
 
+class NamedAttention(nn.Module):
+    """A layer with grouped heads and the parameter names of Hugging Face's layers."""
+
+    def __init__(self, kv_heads=2):
+        super().__init__()
+        self.head_dim = D // H
+        self.q_proj = nn.Linear(D, D)
+        self.k_proj, self.v_proj = (nn.Linear(D, kv_heads * self.head_dim) for _ in range(2))
+        self.o_proj = nn.Linear(D, D)
+
+    def forward(self, x):
+        q, k, v = (
+            y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        )
+        k, v = (y.repeat_interleave(H // k.shape[1], 1) for y in (k, v))
+        return self.o_proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class Beside(nn.Module):
     """A layer of a known layout followed by one of an unknown layout."""
 
@@ -147,7 +168,11 @@ def wrapped():
 
 def encoder():
     layer = nn.TransformerEncoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2)
+    return nn.TransformerEncoder(layer, 3)
+
+
+def decoder_layer():
+    return nn.TransformerDecoderLayer(D, H, 2 * D, dropout=0.0, batch_first=True)
 
 
 def transformer():
@@ -186,7 +211,6 @@ MODELS = {
     "opt": causal("OPTForCausalLM", "OPTConfig", hidden_size=D, **OPT, **TEXT),
     "llama": causal("LlamaForCausalLM", "LlamaConfig", **GROUPED),
     "mistral": causal("MistralForCausalLM", "MistralConfig", sliding_window=4, **GROUPED),
-    "mistral-full": causal("MistralForCausalLM", "MistralConfig", sliding_window=None, **GROUPED),
     "qwen2": causal("Qwen2ForCausalLM", "Qwen2Config", **GROUPED),
     "qwen3": causal("Qwen3ForCausalLM", "Qwen3Config", head_dim=8, **GROUPED),
     "gemma2": causal("Gemma2ForCausalLM", "Gemma2Config", **SLIDING),
@@ -239,15 +263,10 @@ MODELS = {
     "jamba": causal("JambaForCausalLM", "JambaConfig", attn_layer_offset=1, attn_layer_period=2, **JAMBA, **GROUPED),
     "convbert": text("ConvBertModel", "ConvBertConfig", embedding_size=D, **BERT),
     "mpnet": text("MPNetModel", "MPNetConfig", **BERT),
-    "xlm-roberta": text("XLMRobertaModel", "XLMRobertaConfig", **BERT),
-    "pegasus": both("PegasusForConditionalGeneration", "PegasusConfig", forced_eos_token_id=None, **SEQ, **TEXT),
-    "mt5": both("MT5ForConditionalGeneration", "MT5Config", decoder_start_token_id=0, **T5),
     "beit": image("BeitModel", "BeitConfig", use_relative_position_bias=True, **IMAGE, **NO_DROPOUT),
-    "deit": image("DeiTModel", "DeiTConfig", **IMAGE),
     "dinov2": image("Dinov2Model", "Dinov2Config", **IMAGE),
     "siglip": image("SiglipVisionModel", "SiglipVisionConfig", **IMAGE),
     "swinv2": of("image-16", "Swinv2Model", "Swinv2Config", drop_path_rate=0.0, **SWIN),
-    "hubert": of("sound", "HubertModel", "HubertConfig", vocab_size=WORDS, **SOUND, **SIZES),
     "wavlm": of("sound", "WavLMModel", "WavLMConfig", vocab_size=WORDS, **SOUND, **SIZES),
     "peft-wrapped llama": (wrapped, "causal"),
     "timm-style qkv": (Attention, "vectors"),
@@ -258,7 +277,11 @@ MODELS = {
     "torch, add_zero_attn": (lambda: Attend(add_zero_attn=True), "vectors"),
     "torch, batch second": (lambda: Attend(batch_first=False), "vectors"),
     "nn.TransformerEncoder": (encoder, "vectors"),
+    "nn.TransformerDecoderLayer": (decoder_layer, "target and memory"),
     "nn.Transformer": (transformer, "two vectors"),
+    "named": (NamedAttention, "vectors"),
+    "ortho": (lambda: MultiheadAttention(D, H, bias=True), "vectors"),
+    "ortho, grouped": (lambda: MultiheadAttention(D, H, num_kv_heads=2), "vectors"),
     "known beside unknown": (Beside, "vectors"),
     "own names": (OwnAttention, "vectors"),
 }
@@ -271,8 +294,6 @@ LAYERS = {
     "t5": 6,
     "bart": 6,
     "whisper": 6,
-    "pegasus": 6,
-    "mt5": 6,
     "jamba": 1,
     "siglip": 3,
     "clip": 4,
@@ -280,7 +301,8 @@ LAYERS = {
     "sam": 9,
     "qwen2-vl": 4,
 }
-LAYERS |= {"nn.Transformer": 3} | {name: 1 for name in MODELS if name.startswith(("torch", "timm", "own"))}
+OWN = [name for name, (_, kind) in MODELS.items() if kind in ("vectors", "two vectors", "target and memory")]
+LAYERS |= {name: 1 for name in OWN if not name.startswith("nn.")} | {"nn.TransformerEncoder": 3, "nn.Transformer": 3}
 DTYPES = dict.fromkeys(("gpt-oss", "mixtral", "xglm", "jamba"), torch.float32)  # the others in float64
 
 
@@ -329,6 +351,7 @@ def data(name, seed=1):
         "sound": {"input_values": torch.randn(3, 60, generator=draws)},
         "vectors": {"x": torch.randn(3, N, D, generator=draws)},
         "two vectors": {"src": torch.randn(3, N, D, generator=draws), "tgt": torch.randn(3, N, D, generator=draws)},
+        "target and memory": {name: torch.randn(3, N, D, generator=draws) for name in ("tgt", "memory")},
     }[kind]
     if name == "nn.TransformerEncoder":
         given = {"src": given["x"]}

@@ -9,7 +9,7 @@ all are compiled with symbolic sizes.
 import copy
 from shutil import which
 
-import adapted_models
+import adapter_models
 import pytest
 import torch
 from sample import WHOLE
@@ -91,10 +91,10 @@ def model(given=text, **kwargs):
 
 def frozen(name):
     def given(n):
-        x = sequences(n, adapted_models.D)
-        return ((x, x.flip(1)) if name == "decoder" else (x,)), {}
+        x = sequences(n, adapter_models.D)
+        return ((x, x.flip(1)) if "Decoder" in name else (x,)), {}
 
-    return lambda: freeze_qk(adapted_models.make(name), stop_gradient=name == "ortho-frozen"), given
+    return lambda: freeze_qk(adapter_models.build(name)), given
 
 
 # Name -> (what makes it, its inputs at each length as (arguments, keywords)).
@@ -154,7 +154,8 @@ CASES |= {
     "encoder-decoder": (lambda: EncoderDecoder(WORDS, D, H, 1, **TEXT), pair),
     "encoder-decoder, linear": (lambda: EncoderDecoder(WORDS, D, H, 1, cross={"attention": "linear"}, **TEXT), pair),
 }
-CASES |= {f"frozen {name}": frozen(name) for name in adapted_models.MODELS}
+FROZEN = ("torch", "torch, kdim, vdim", "nn.TransformerEncoder", "nn.TransformerDecoderLayer", "named")
+CASES |= {f"frozen {name}": frozen(name) for name in FROZEN}
 
 # A kernel of PyTorch's, our kernels in chunks, selected tilings; a layer of PyTorch's, heads of several kinds.
 FEW = ["softmax, fast", "linear, fast", "top-k, fast", "frozen torch", "stopped heads"]
