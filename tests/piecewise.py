@@ -45,8 +45,8 @@ def operands(m, *lead, length, seed=0):
     """Everything that a call of the mechanism can be given, by name.
 
     Write strengths and steps are drawn from [0, 2], its ends included; write strengths of vector gates are half as
-    large. Half of the log decays per token are near 0, some are below -1. With decays per channel, some tokens have no
-    decay and others erase two whole channels.
+    large. Half of the log decays per token are near 0, some are below -1, and some tokens erase all. With decays per
+    channel, some tokens have no decay and others erase two whole channels.
     """
     seeds = iter(range(100 * seed, 100 * seed + 20))
 
@@ -59,6 +59,7 @@ def operands(m, *lead, length, seed=0):
     scan = m.name == "selective-scan"
     several, wide = m.name == "delta-product", K if m.name == "path" else 2
     decay = -normal().square() / 2
+    decay[..., 2::9] = -1e30
     if m.gates.get("log_decay") is ChannelDecay:
         decay = -normal(K).square() / 2 * (normal(1) > -1)
         decay[..., 2::9, 1:3] = -1e30

@@ -5,24 +5,19 @@ from functools import partial
 
 import pytest
 import torch
-from seeded import draw
+from seeded import draw, generator
 
 import ortho
 from ortho import HybridAttention, LanguageModel, MultiheadAttention, cost
 from ortho.attention import MECHANISMS, linear_attention, register
 from ortho.attention.cache import new_cache
-from ortho.models.generation import next_token
 
 B, N, D, H = 3, 9, 16, 4
 SUMS = ["linear", "favor", "delta", "gated-delta", "ssd", "gla", "selective-scan"]
 
 
-def generator():
-    return torch.Generator().manual_seed(1)
-
-
 def layer(**kwargs):
-    return MultiheadAttention(D, H, generator=generator(), dtype=torch.float64, **kwargs)
+    return MultiheadAttention(D, H, generator=generator(1), dtype=torch.float64, **kwargs)
 
 
 def close(a, b):
@@ -126,7 +121,7 @@ def test_masks_of_numbers_where_softmax_is_exact():
     want = theirs(x, x, x, attn_mask=bias, key_padding_mask=wide, need_weights=False)[0]
     for form in ("fast", "reference"):
         close(layer(form=form)(x, x, x, attn_mask=bias, key_padding_mask=padding), want)
-    close(HybridAttention(D, H, heads={"softmax": H}, generator=generator(), dtype=torch.float64)(x, attn_mask=bias),
+    close(HybridAttention(D, H, heads={"softmax": H}, generator=generator(1), dtype=torch.float64)(x, attn_mask=bias),
           theirs(x, x, x, attn_mask=bias, need_weights=False)[0])  # fmt: skip
     exchanged = ortho.FrozenQKAttention(D, H, dtype=torch.float64)
     close(exchanged(x, attn_mask=bias), ortho.to_standard(exchanged)(x, attn_mask=bias))
@@ -150,14 +145,6 @@ def test_tied_embeddings_stay_tied():
     tokens = torch.zeros(1, 3, dtype=torch.long)
     model(tokens, tokens).sum().backward()
     assert model.embed_target.tokens.grad is not None and model.embed_source.tokens is None
-
-
-def test_forbidden_tokens_have_no_finite_logit():
-    logits = torch.tensor([[0.0, -torch.inf, 1.0], [-torch.inf, 0.0, -torch.inf]])
-    for how in ({"temperature": 0.0}, {"temperature": 0.5}, {"top_k": 3}):
-        for _ in range(20):
-            drawn = next_token(logits, generator=generator(), **how)[:, 0].tolist()
-            assert drawn[0] in (0, 2) and drawn[1] == 1
 
 
 def test_new_caches_of_functions():

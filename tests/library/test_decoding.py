@@ -1,7 +1,6 @@
 """Caches: reading piece by piece gives the outputs of the whole; memory held; the cost of a token; errors."""
 
 import copy
-import io
 import pickle
 from functools import partial
 from itertools import pairwise, product
@@ -181,7 +180,7 @@ def test_what_inference_mode_has_read_is_read_on_outside():
 
 
 @pytest.mark.parametrize("name", ["softmax", "rotary", "window", "favor", "gated-delta", "alibi"])
-@pytest.mark.parametrize("kind", ["copy", "pickle", "save"])
+@pytest.mark.parametrize("kind", ["copy", "pickle"])
 def test_caches_can_be_copied_and_saved(name, kind):
     """In the middle of a sequence; a copy goes its own way."""
     heads = [(name, 2), ("induction", 1), (partial(PositionalHeads, patterns=["left"]), 1)]
@@ -189,14 +188,7 @@ def test_caches_can_be_copied_and_saved(name, kind):
     torch.nn.init.normal_(layer.kernel)
     x, cache = draw(2, 6, 16), layer.new_cache(9)
     layer(x[:, :4], is_causal=True, cache=cache)
-    if kind == "copy":
-        other = copy.deepcopy(cache)
-    elif kind == "pickle":
-        other = pickle.loads(pickle.dumps(cache))
-    else:
-        torch.save(cache, file := io.BytesIO())
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
+    other = copy.deepcopy(cache) if kind == "copy" else pickle.loads(pickle.dumps(cache))
     layer(-x[:, 4:], is_causal=True, cache=cache)
     torch.testing.assert_close(layer(x[:, 4:], is_causal=True, cache=other), layer(x, is_causal=True)[:, 4:], **CLOSE)
     assert not any(isinstance(part, torch.nn.Module) for part in reachable(other))

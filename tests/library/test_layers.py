@@ -1,7 +1,6 @@
-"""Layers, blocks and the language model: heads by the definition, what is trained; projections; weights and their
-dropout; recomputation."""
+"""Layers and the language model: heads by the definition, what is trained; projections; weights and their dropout;
+recomputation."""
 
-import io
 from functools import partial
 
 import pytest
@@ -89,38 +88,10 @@ def test_cross_attention_gradients():
     torch.testing.assert_close(into_context, through_v, atol=1e-12, rtol=0)
 
 
-def test_sinusoidal_positions_are_fixed_and_as_long_as_the_tokens():
-    model = LanguageModel(13, 64, 2, 1, max_length=40, positions="sinusoidal", generator=generator())
-    assert "embed_positions" in dict(model.named_buffers()) and "embed_positions" in model.state_dict()
-    # In each plane the squares of sine and cosine have one sum, so all rows have the same length, 0.02 sqrt(64).
-    torch.testing.assert_close(model.embed_positions.norm(dim=-1), torch.full((40,), 0.02 * 8))
-    like = LanguageModel(13, 64, 2, 1, max_length=None, generator=generator())
-    tokens = torch.randint(13, (2, 40), generator=generator())
-    assert not torch.equal(model(tokens), like(tokens))
-
-
-def test_dropout_leaves_out_a_share_of_what_is_added():
-    """With zero attention the second half alone adds to x: in training nothing, or 4/3 of it."""
-    block, x = TransformerBlock(8, 2, dropout=0.25, generator=generator()), draw(2, 5, 8, dtype=torch.float32)
-    with torch.no_grad():
-        block.attention.weight_o.zero_()
-        torch.manual_seed(0)
-        shares = (block(x) - x) / (block.eval()(x) - x)
-    kept = shares[shares != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 4 / 3), atol=1e-4, rtol=0)
-    assert abs(len(kept) / x.numel() - 0.75) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
-
-
 # ---------------------------------------------------------------------------------------------------------- projections
 
 # Sums of at most 1e2 rounded products of size 1 in float64, in different orders.
 close = partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 @pytest.mark.parametrize("projection", [LearnedProjection, FrozenProjection])
@@ -134,7 +105,7 @@ def test_each_block_has_a_projection_of_its_own(projection):
     weights = [block.attention.projection.weight_q for block in model.blocks]
     assert len({id(weight) for weight in (given.weight_q, *weights)}) == 4
     assert all(torch.equal(weight, given.weight_q) for weight in weights)
-    apart.load_state_dict(through_a_file(model.state_dict()))
+    apart.load_state_dict(model.state_dict())
     tokens = torch.randint(13, (2, 9), generator=generator(3))
     assert torch.equal(model(tokens), apart(tokens))
     close(to_standard(model)(tokens), model(tokens))

@@ -16,9 +16,6 @@ from seeded import draw
 from torch.nn.functional import huber_loss
 
 from ortho import MECHANISMS
-from ortho.attention import chunked_recurrence
-from ortho.attention.chunked_recurrence import in_chunks
-from ortho.attention.recurrence import token_by_token
 from ortho.attention.recurrent.delta import delta_rule, reorthogonalised
 from ortho.attention.recurrent.selective_scan import selective_scan, selective_scan_reference
 from ortho.attention.recurrent.ttt import MINI_BATCH, StepSize, state_now, ttt_attention, ttt_attention_reference
@@ -123,31 +120,6 @@ def test_formula(name, form, causal, scale):
         return
     given["k"] = given["k"] / given["k"].norm(dim=-1, keepdim=True) * torch.linspace(0, 1, len(given["k"]))[:, None]
     close(with_gradients(function, given, **kwargs, qk_l2norm=False), expected(lambda x: 1))
-
-
-@pytest.mark.parametrize("tile", [chunked_recurrence.TILE, 1])
-@pytest.mark.parametrize(("erase", "strengths", "decays", "causal"), list(product((False, True), repeat=4)))
-def test_chunks(erase, strengths, decays, causal, tile, monkeypatch):
-    """Outputs, the state and all gradients of chunks are those of the recurrence, with one key or two for a query, with
-    lengths that do not fill a chunk, and with decays that leave nothing."""
-    monkeypatch.setattr(chunked_recurrence, "TILE", tile)
-    for steps, N in product((1, 2), (1, 7, 70)):
-        k = unit(draw(2, 3, N * steps, 5, seed=1))
-        beta = draw(2, 3, N * steps, seed=2).abs().clamp(max=2) if strengths else None
-        fading = -draw(2, 3, N * steps, seed=3).square() if decays else None
-        if fading is not None:
-            fading[..., ::5] *= 1e30
-        given = {"q": draw(2, 3, N, 5), "k": k, "v": draw(2, 3, N * steps, 4, seed=4), "beta": beta}
-        given |= {"log_decay": fading, "S": draw(2, 3, 5, 4, seed=5)}
-        given = {name: x for name, x in given.items() if x is not None}
-        kind = {"is_causal": causal, "erase": erase, "steps": steps}
-        found = []
-        for form, size in ((token_by_token, {}), (in_chunks, {"chunk": 16})):
-            leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
-            o, S = form(**{"beta": None, "log_decay": None} | leaves, **kind, **size)
-            upstream = [draw(*x.shape, seed=6 + i) for i, x in enumerate((o, S))]
-            found.append([o, S, *torch.autograd.grad([o, S], list(leaves.values()), upstream)])
-        close(*found)
 
 
 def test_the_selective_scan():

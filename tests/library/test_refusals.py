@@ -11,6 +11,7 @@ from torch import nn
 
 from ortho import (
     PROJECTIONS,
+    ConvolvedAttention,
     EncoderDecoder,
     FrozenQKAttention,
     HybridAttention,
@@ -96,6 +97,10 @@ def translator(**kwargs):
 
 def hybrid(heads, **kwargs):
     return HybridAttention(D, H, heads=heads, **kwargs)
+
+
+def convolved():
+    return ConvolvedAttention(D, H)
 
 
 def decoded(one, tokens=X, **kwargs):
@@ -198,6 +203,11 @@ LAYERS = [
     (lambda: SynthesizerAttention(D, H, 4)(X), "x: expected at most 4 tokens, got 5"),
     (lambda: SynthesizerAttention(D, H, 4, source="radom"), "source: expected one of .*; did you mean 'random'"),
     (lambda: SynthesizerAttention(D, H, 4, source="dense", head_dim=4), "source: expected sources by position beside"),
+    (lambda: convolved()(X, attn_mask=X[:1] > 0), "attn_mask: expected a shape that broadcasts"),
+    (lambda: convolved()(X, return_state=True), "cache: expected one in place of a state, got return_state"),
+    (lambda: convolved().new_cache(9).attend(X, X, X), "cache: expected to be read by a ConvolvedAttent", TypeError),
+    (lambda: RandomFeatureAttention(4, 0), "m: expected an integer of at least 1, got 0"),
+    (lambda: layer(attention=RandomFeatureAttention(5))(X), r"features: expected shape \(rows, 4\), as wide as q, got"),
     (lambda: short_convolution(X, X[0, :4], X[:, :2]), r"initial_state: expected conv_state torch.float32 of shape ."),
     (lambda: DecoderBlock(D, H)(X, X[:1]), "context: expected batch 2 like x, got 1"),
     (lambda: DecoderBlock(D, H)(X[:, :B], X[:, :B], context_mask=PAIRS), "context_mask: expected four axes where B ="),

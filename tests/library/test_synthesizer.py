@@ -95,20 +95,6 @@ def test_formula(case, length, masking):
     torch.testing.assert_close(*results, **TOLERANCE)
 
 
-@every_case
-def test_weights(case):
-    """What `weights` returns is what the layer applies, one matrix for the batch if no source looks at the tokens."""
-    module, x = layer(case), draw(2, 7, D)
-    mask = draw(2, 1, 1, 7, seed=5) > -0.5
-    v = linear(x, module.weight_v).unflatten(2, (HEADS, K)).transpose(1, 2)
-    for kwargs in ({}, {"is_causal": True}, {"attn_mask": mask}):
-        weights = module.weights(x, **kwargs)
-        o = (weights @ v).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(linear(o, module.weight_o), module(x, **kwargs), **TOLERANCE)
-    blind = {s.name for s in module.sources} <= {"random", "fixed-random", "factored-random"}
-    assert module.weights(x).shape == (1 if blind else 2, HEADS, 7, 7)
-
-
 @pytest.mark.parametrize("name", SOURCES)
 def test_first_logits_have_variance_one(name):
     """Over 100 draws of the parameters and of normal tokens; a draw is one number, the mean square of its logits."""
@@ -142,9 +128,11 @@ def test_positions_of_factored_dense():
 
 @every_case
 def test_half_precision_is_computed_in_float32(case):
-    """The weights' sums are off by at most 1e-6, about ten roundings of float32; in bfloat16 it would be 4e-3."""
+    """The weights' sums are off by at most 1e-6, about ten roundings of float32; in bfloat16 it would be 4e-3. There is
+    one matrix for the batch if no source looks at the tokens."""
     module, x = layer(case, dtype=torch.bfloat16), draw(2, 9, D, dtype=torch.bfloat16)
     weights = module.weights(x)
-    assert weights.dtype == torch.float32
+    blind = {s.name for s in module.sources} <= {"random", "fixed-random", "factored-random"}
+    assert weights.dtype == torch.float32 and weights.shape == (1 if blind else 2, HEADS, 9, 9)
     assert (weights.sum(-1) - 1).abs().max() < 1e-6
     assert module(x).dtype == torch.bfloat16
