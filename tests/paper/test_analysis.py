@@ -5,14 +5,7 @@ from math import log
 import pytest
 from experiment_fakes import made_up
 
-from paper.experiments.learning import (
-    analysis,
-    language,
-    rates,
-    studies,
-    study,
-    synthetic,
-)
+from paper.experiments.learning import analysis, language, rates, studies, study, synthetic
 
 TWO = log(2)  # nats in a bit
 LEVEL = [2.0, 2.1, 2.2, 2.3, 2.4]  # bits a byte, over the seeds 1 to 5

@@ -18,6 +18,7 @@ from paper.theory.approximation import FEATURES, attention_errors, drawn_errors
 from paper.theory.drawn_data import DATA, sample_data
 from paper.theory.positionalness import head_weights, nearest_pattern, pattern_fits, positionalness
 from paper.theory.robustness import errors, pairs, replaced, retrieved, stream
+from paper.theory.traffic import Traffic, columns_first, columns_first_tile, rows_first, rows_first_tile
 
 # --------------------------------------------------------------------------------------------------- losses of memories
 
@@ -153,3 +154,60 @@ def test_scalar_operations_by_hand():
     places = torch.arange(6)
     forward, _ = elementwise(lambda x: x * 2 + x.sum() + x[places * 2 // 3 > 1].exp().sum(), torch.ones(6))
     assert dict(forward) == {"mul": 6, "add": 12, "sum": 6 + 3, "exp": 3}
+
+
+# ----------------------------------------------------------------------------------------- memory traffic of attention
+
+
+class Memory:
+    """A fast memory of M numbers that counts what it loads and stores, and refuses what it cannot hold."""
+
+    def __init__(self, M):
+        self.M, self.held, self.reads, self.writes = M, {}, 0, 0
+
+    def load(self, name, numbers):
+        self.keep(name, numbers)
+        self.reads += numbers
+
+    def keep(self, name, numbers):
+        self.held[name] = numbers
+        assert sum(self.held.values()) <= self.M, self.held
+
+    def store(self, numbers):
+        self.writes += numbers
+
+
+def blocks(N, size):
+    return [min(size, N - start) for start in range(0, N, size)]
+
+
+def by_columns(N, d, M):
+    """Four blocks of M / 4d rows of d numbers fill the memory. Algorithm 1 also holds the scores of a tile and two
+    numbers a row; these are left out here, as its authors leave them out."""
+    memory, tile = Memory(M), columns_first_tile(d, M)
+    memory.store(N * (d + 2))  # outputs 0, maxima -inf, sums 0
+    for columns in blocks(N, tile.columns):
+        memory.load("K", columns * d), memory.load("V", columns * d)
+        for rows in blocks(N, tile.rows):
+            memory.load("Q", rows * d), memory.load("O", rows * d)
+            memory.reads += 2 * rows
+            memory.store(rows * (d + 2))
+    return Traffic(memory.reads, memory.writes)
+
+
+def by_rows(N, d, M):
+    memory, tile = Memory(M), rows_first_tile(d, M)
+    for rows in blocks(N, tile.rows):
+        memory.load("Q", rows * d), memory.keep("O", rows * d)
+        memory.keep("maxima and sums", 2 * rows), memory.keep("scores", rows)
+        for columns in blocks(N, tile.columns):
+            memory.load("K", columns * d), memory.load("V", columns * d)
+        memory.store(rows * (d + 1))
+    return Traffic(memory.reads, memory.writes)
+
+
+@pytest.mark.parametrize(("N", "d", "M"), [(1, 1, 7), (10, 2, 11), (100, 4, 64), (130, 8, 300), (64, 16, 2000)])
+def test_closed_forms(N, d, M):
+    assert rows_first(N, d, M) == by_rows(N, d, M)
+    if 4 * d <= M:
+        assert columns_first(N, d, M) == by_columns(N, d, M)

@@ -153,27 +153,8 @@ def test_the_parts_of_pythons_help_share_no_paragraph_nor_text_with_its_sources(
 # --------------------------------------------------------------------------------------------------------------- images
 
 
-def random_images(count, classes=10, shape=(3, 32, 32)):
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
-    return images.Images(torch.from_numpy(pixels), torch.from_numpy(rng.integers(0, classes, count)))
-
-
 def rows(drawn):
     return [(pixels.numpy().tobytes(), int(answer)) for pixels, answer in zip(*drawn, strict=True)]
-
-
-def test_a_split_keeps_each_image_once_and_the_shares_of_the_classes():
-    every = random_images(997)
-    parts = images.split(every, (3, 1, 1))
-    assert sorted(rows(every)) == sorted(row for part in parts for row in rows(part))
-    for label in range(10):
-        count = int((every.answers == label).sum())
-        for part, share in zip(parts, (3, 1, 1), strict=True):
-            assert abs(int((part.answers == label).sum()) - count * share / 5) < 1
-    for part in parts:  # in the order of the hashes, in which the classes are mixed
-        digests = [hashlib.sha256(pixels).digest() for pixels, _ in rows(part)]
-        assert digests == sorted(digests)
 
 
 def test_the_task_of_digits_shows_its_parts():

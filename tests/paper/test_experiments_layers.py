@@ -11,12 +11,7 @@ from ortho import EncoderDecoder, MultiheadAttention
 from ortho.attention import MECHANISMS
 from ortho.projections import FrozenProjection, LearnedProjection
 from paper.experiments.learning import pruning
-from paper.experiments.learning.heads import (
-    StoppedRotaryAttention,
-    TemperatureProjection,
-    TiedProjection,
-    low_rank,
-)
+from paper.experiments.learning.heads import StoppedRotaryAttention, TemperatureProjection, TiedProjection, low_rank
 from paper.experiments.learning.ladder_arms import ARMS
 from paper.experiments.learning.ngram_heads import matches, matches_reference
 from paper.experiments.learning.shifted import ShiftedKeysValues

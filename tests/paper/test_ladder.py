@@ -10,9 +10,7 @@ from experiment_fakes import made_up
 
 from ortho import cost
 from paper.experiments.learning import fitting, ladder, ladder_analysis, ladder_tables, rates
-from paper.experiments.learning.ladder_analysis import (
-    judged,
-)
+from paper.experiments.learning.ladder_analysis import judged
 from paper.experiments.learning.ladder_arms import ARMS
 from paper.experiments.statistics import student_below
 from paper.tasks import counting, text

@@ -106,16 +106,6 @@ UNIFORM = {
 }
 
 
-def wide_heads(sound):
-    """Layers whose heads have memories of the whole width, and twice as large ones for DeltaProduct."""
-
-    def layer(B, N, d, H, *, attention="softmax", **options):
-        cost = sound(B, N, d, H, attention=attention, **options)
-        return replace(cost, state_bytes=H * H * cost.state_bytes * (1 + (attention == "delta-product")))
-
-    return layer
-
-
 def undivided(q, k, v, *, feature_map, **_):
     """Linear attention whose weights are not divided by their sum."""
     return kernel_weights(feature_map, q, k) @ v
@@ -270,10 +260,6 @@ PERTURBATIONS = {
     "S2.2.3d": Perturbation(REFUTED, records(slow_blocks_on_a_gpu, "pattern-speed")),
     "S2.4.1a": Perturbation(REFUTED, records(errors(0.5, "learned"), "bytes")),
     "S2.4.3b": Perturbation(CONFIRMED, records(enlarged, "depth")),
-    "S3.3c": Perturbation(
-        CONDITIONAL,
-        {"ortho.cost.layer": wide_heads, "paper.theory.delta_updates.transition": giving(lambda A: (A + A.T) / 2)},
-    ),
     "S3.3h": Perturbation(CONFIRMED, records(answers(0.5, "delta", "delta, beta to 2"))),
     "S3.3k": Perturbation(REFUTED, records(on_a_gpu, "memory-speed")),
     "S4.2c": Perturbation(REFUTED, records(answers(0.05, "linear", "FAVOR+"), "images")),

@@ -7,13 +7,7 @@ import pytest
 from paper import experiments
 from paper.experiments.speed import attention as speed
 from paper.experiments.speed import attention_analysis as rows
-from paper.experiments.speed import (
-    decoding,
-    language_models,
-    projections,
-    training_step,
-    value_gradient,
-)
+from paper.experiments.speed import decoding, language_models, projections, training_step, value_gradient
 
 
 def made(case, times, facts=None, *, device="cpu-a", threads=1):

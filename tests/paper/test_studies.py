@@ -9,14 +9,7 @@ from paper.experiments.learning import fine_tuning, fitting, language, rates, re
 from paper.experiments.learning.arms import arms
 from paper.experiments.learning.fine_tuning import SCRATCH
 from paper.experiments.learning.retrieval_analysis import PAIRS, climbs, judged
-from paper.experiments.learning.retrieval_tasks import (
-    ARMS,
-    LEARNED,
-    LENGTHS,
-    SETTINGS,
-    UNTRAINED,
-    part,
-)
+from paper.experiments.learning.retrieval_tasks import ARMS, LEARNED, LENGTHS, SETTINGS, UNTRAINED, part
 from paper.tasks.text import VOCAB_SIZE
 
 # ------------------------------------------------------------------------------------------------------ models of bytes
