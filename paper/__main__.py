@@ -81,7 +81,7 @@ def _executed(entry: "Entry") -> "Entry":
     try:
         run(notebook, path)
     except NotebookError as error:
-        raise LedgerError(str(error)) from error
+        raise LedgerError(f"{entry.chapter}: {error}") from error
     return judged_anew(entry.id, notebook.cells, entry.chapter)
 
 

@@ -24,22 +24,14 @@ from tools import readme
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "book" / "article" / "article.typ"
 PICTURE = re.compile(r'#picture\("([\w-]+)/([\w-]+)"')
-SUFFIXES = {"image/svg+xml": "svg", "image/png": "png"}
-
-
-class ArticleError(Exception):
-    """The article asks for something that does not exist; the message names it."""
 
 
 def picture(chapter: str, cell: str) -> tuple[str, bytes]:
-    """The suffix and the bytes of the image of a chapter's cell. ArticleError if no executed chapter has it."""
-    for kind, suffix in SUFFIXES.items():
-        try:
-            data = readme.cell(f"notebooks/{chapter}.ipynb", cell, kind)[1]
-        except (readme.ReadmeError, OSError):
-            continue
-        return suffix, data.encode() if suffix == "svg" else base64.b64decode(data)
-    raise ArticleError(f"{TEXT.name}: expected a figure of an executed chapter, got {chapter}/{cell}: make execute")
+    """The suffix and the bytes of the image of a chapter's cell. LookupError if no executed chapter has it."""
+    data = readme.cell(f"notebooks/{chapter}.ipynb", cell)[1]
+    if "image/svg+xml" in data:
+        return "svg", data["image/svg+xml"].encode()
+    return "png", base64.b64decode(data["image/png"])
 
 
 def gathered() -> dict[str, Any]:
@@ -57,29 +49,22 @@ def gathered() -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the PDF; returns the exit status."""
-    chosen = sys.argv[1:] if arguments is None else arguments
-    target = Path(chosen[0]) if chosen else ROOT / "_build" / "article.pdf"
+def typeset(target: Path) -> None:
+    """Write the PDF. LookupError or TypstError if the article asks for something that does not exist."""
     text = TEXT.read_text(encoding="utf-8")
     folder = ROOT / "_build" / "article"
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for chapter, cell in PICTURE.findall(text):
-            suffix, data = picture(chapter, cell)
-            (folder / f"{cell}.{suffix}").write_bytes(data)
-            text = text.replace(f'#picture("{chapter}/{cell}"', f'#picture("{cell}.{suffix}"')
-        source = folder / "article.typ"
-        source.write_text(text, encoding="utf-8")
-        inputs = {"values": json.dumps(gathered()), "figures": folder.relative_to(ROOT).as_posix()}
-        target.parent.mkdir(parents=True, exist_ok=True)
-        typst.compile(source, output=target, root=ROOT, sys_inputs=inputs)
-    except (ArticleError, typst.TypstError) as error:
-        print(f"no article: {error}", file=sys.stderr)
-        return 1
+    for chapter, cell in PICTURE.findall(text):
+        suffix, data = picture(chapter, cell)
+        (folder / f"{cell}.{suffix}").write_bytes(data)
+        text = text.replace(f'#picture("{chapter}/{cell}"', f'#picture("{cell}.{suffix}"')
+    source = folder / "article.typ"
+    source.write_text(text, encoding="utf-8")
+    inputs = {"values": json.dumps(gathered()), "figures": folder.relative_to(ROOT).as_posix()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    typst.compile(source, output=target, root=ROOT, sys_inputs=inputs)
     print(f"The article: {target}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typeset(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "_build" / "article.pdf")

@@ -65,12 +65,12 @@ class KeepTogether(SphinxPostTransform):
 @cache
 def timings() -> dict[str, set[tuple[str, str]]]:
     """The experiments that are timings, each with the dates and commits of its records."""
-    origins = {
-        name: [record["provenance"] for record in load(name)] for name, one in EXPERIMENTS.items() if one.is_timing
-    }
-    return {
-        name: {(one["date_utc"][:10], one["commit"] or "unknown") for one in found} for name, found in origins.items()
-    }
+    found: dict[str, set[tuple[str, str]]] = {name: set() for name, one in EXPERIMENTS.items() if one.is_timing}
+    for name, origins in found.items():
+        for record in load(name):
+            origin = record["provenance"]
+            origins.add((origin["date_utc"][:10], origin["commit"] or "unknown"))
+    return found
 
 
 @cache
@@ -143,10 +143,6 @@ def declare(app: Any) -> None:
     app.extensions["sphinx_multitoc_numbering"].parallel_read_safe = True
 
 
-def merge_nothing(*_: Any) -> None:
-    """Merge a domain's data that another process has read: nothing to do, as there are none."""
-
-
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("env-check-consistency", drop_numbers)  # the first event after numbers are assigned
@@ -156,8 +152,8 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("doctree-read", say_address)
     app.connect("builder-inited", declare)
     app.parallel = os.cpu_count() or 1  # as `sphinx-build -j` sets it; Jupyter Book has no such option
-    # This domain keeps its proofs in the environment, which sphinx_proof merges. Sphinx also asks for its data.
-    ProofDomain.merge_domaindata = merge_nothing
+    # This domain keeps its proofs in the environment, which sphinx_proof merges. Sphinx also asks for its data: none.
+    ProofDomain.merge_domaindata = lambda *_: None
     # Each citation asks for this plugin by name; pybtex would search all installed packages each time.
     register_plugin("pybtex.backends", "plaintext", Backend, force=True)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
@@ -32,9 +32,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
 from paper._files import written_whole
-from tools.stored import TIMING_TAG, code_cells, digests, faults, output_digests, stored_digests
-
-T = TypeVar("T")
+from tools.stored import TIMING_TAG, code_cells, digests, faults
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "notebooks/systems", "book/guides", "book")  # chapters, systems, guides, pages
@@ -47,20 +45,12 @@ CELL_TIMEOUT = 600  # seconds
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 # Whatever kernels the user has installed, python3 is the interpreter that runs this file.
 THIS_PYTHON = KernelSpecManager(kernel_dirs=[])
-LANGUAGE = {
-    "codemirror_mode": {"name": "ipython", "version": 3},
-    "file_extension": ".py",
-    "mimetype": "text/x-python",
-    "name": "python",
-    "nbconvert_exporter": "python",
-    "pygments_lexer": "ipython3",
-}
 # Metadata that editors and kernels leave in a cell, and that would make equal runs differ.
 TRANSIENT = ("ExecuteTime", "collapsed", "execution", "jupyter", "scrolled", "vscode")
 
 
-class NotebookError(Exception):
-    """A notebook that could not be executed, or may not be published; the message says why in a few lines."""
+class NotebookError(RuntimeError):
+    """A notebook that could not be executed; the message says why in a few lines."""
 
 
 def every_notebook() -> list[Path]:
@@ -69,9 +59,8 @@ def every_notebook() -> list[Path]:
 
 
 def title(path: Path) -> str:
-    """The path as shown to people: relative to the repository if it lies inside."""
-    path = path.resolve()
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
+    """The path as shown to people: relative to the repository."""
+    return os.path.relpath(path.resolve(), ROOT)
 
 
 def environment(path: Path) -> dict[str, str]:
@@ -81,10 +70,8 @@ def environment(path: Path) -> dict[str, str]:
     it and read its results. A notebook outside every checkout imports this one.
     """
     checkout = next((parent for parent in path.resolve().parents if (parent / "ortho" / "__init__.py").is_file()), ROOT)
-    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != str(checkout)]
-    variables = {"OMP_NUM_THREADS": "1", **os.environ}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), *others]))
-    return variables
+    imports = os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": imports}
 
 
 # -------------------------------------------------------------------------------------------------------------- execute
@@ -99,14 +86,15 @@ def execute(path: Path, *, fresh: bool = False) -> tuple[float, bool]:
     before = path.read_text(encoding="utf-8")
     nb = nbformat.reads(before, as_version=4)
     old_outputs = [cell.outputs for cell in code_cells(nb)]
-    old_digests = stored_digests(nb, "sources")
+    old_digests = nb.metadata.get("ortho", {}).get("sources", [])
 
     start = sum(os.times()[2:4])  # user and system time of ended child processes: other load does not lengthen it
     run(nb, path)
     seconds = sum(os.times()[2:4]) - start
 
     if not fresh:
-        for cell, outputs, old, new in zip(code_cells(nb), old_outputs, old_digests, digests(nb), strict=False):
+        new_digests = digests(nb)["sources"]
+        for cell, outputs, old, new in zip(code_cells(nb), old_outputs, old_digests, new_digests, strict=False):
             if old == new and TIMING_TAG in cell.metadata.get("tags", []):
                 cell.outputs = outputs
     normalise(nb)
@@ -133,14 +121,14 @@ def run(nb: NotebookNode, path: Path) -> None:
         client.execute(cleanup_kc=True, stderr=subprocess.DEVNULL, env=environment(path))
     except (CellExecutionError, CellTimeoutError, RuntimeError) as error:  # the last: no kernel, or one that died
         last = [text for text in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if text.strip()][-12:]
-        raise NotebookError("\n    ".join([f"{title(path)} failed:", *last])) from error
+        raise NotebookError("\n    ".join(["a cell failed:", *last])) from error
 
 
 def normalise(nb: NotebookNode) -> None:
     """Make the stored form depend on code and outputs alone, and record both, so that an edit of either is noticed."""
     kept = {key: value for key, value in nb.metadata.items() if key not in {"widgets", "signature", "vscode"}}
-    run = {"outputs": output_digests(nb), "sources": digests(nb)}
-    nb.metadata = nbformat.from_dict(kept | {"kernelspec": KERNEL, "language_info": LANGUAGE, "ortho": run})
+    nb.metadata = nbformat.from_dict(kept | {"kernelspec": KERNEL, "ortho": digests(nb)})
+    nb.metadata.language_info.pop("version", None)  # of Python
     nb.nbformat_minor = max(nb.nbformat_minor, 5)
     for cell in nb.cells:
         for key in TRANSIENT:
@@ -167,33 +155,21 @@ def record_time(path: Path, seconds: float, changed: bool) -> bool:
 
 
 def check(path: Path) -> bool:
-    """True for a notebook that may be published; raises `NotebookError` otherwise."""
-    if found := faults(nbformat.read(path, as_version=4)):
-        raise NotebookError("\n    ".join([f"{title(path)} may not be published:", *found]))
-    return True
-
-
-def attempt(path: Path, work: Callable[[], T]) -> T | None:
-    """The result of work on a notebook; None if it fails, after printing the reason."""
-    try:
-        return work()
-    except NotebookError as failure:
-        print(failure, file=sys.stderr)
-    except (OSError, ValueError, RuntimeError, nbformat.ValidationError) as error:  # not a notebook; a killed process
-        print(f"{title(path)}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
-    return None
+    """Whether a notebook may be published; prints why it may not."""
+    found = faults(nbformat.read(path, as_version=4))
+    if found:
+        print("\n    ".join([f"{title(path)} may not be published:", *found]), file=sys.stderr)
+    return not found
 
 
 def executions(paths: Sequence[Path], *, fresh: bool) -> Iterator[tuple[Path, Callable[[], tuple[float, bool]]]]:
     """The notebooks as they finish, each with a function that returns or raises what `execute` did for it."""
-    together = {path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()}
-    alone = [path for path in paths if path not in together or len(together) == 1]
-    if len(together) > 1:
-        with ProcessPoolExecutor(min(len(together), os.cpu_count() or 1)) as pool:
-            running = {pool.submit(execute, path): path for path in paths if path in together}
-            for future in as_completed(running):
-                yield running[future], future.result
-    for path in alone:
+    together = [path for path in paths if path.is_file() and TIMING_TAG.encode() not in path.read_bytes()]
+    with ProcessPoolExecutor() as pool:
+        running = {pool.submit(execute, path): path for path in together}
+        for future in as_completed(running):
+            yield running[future], future.result
+    for path in [path for path in paths if path not in together]:
         yield path, partial(execute, path, fresh=fresh)
 
 
@@ -209,11 +185,15 @@ def execute_all(paths: Sequence[Path], *, fresh: bool) -> list[bool]:
         """Execute these; returns whether one of them has a new time."""
         kept = False
         for path, work in executions(some, fresh=fresh):
-            result = attempt(path, work)
-            done.append(result is not None)
-            if result:
-                print(f"{result[0]:6.1f} s  {title(path)}", flush=True)
-                kept |= record_time(path, *result)
+            try:
+                seconds, changed = work()
+            except (OSError, ValueError, RuntimeError) as error:  # no notebook; a failed cell; a killed process
+                print(f"{title(path)}: {error}", file=sys.stderr)
+                done.append(False)
+                continue
+            done.append(True)
+            print(f"{seconds:6.1f} s  {title(path)}", flush=True)
+            kept |= record_time(path, seconds, changed)
         return kept
 
     before = judged()
@@ -234,18 +214,12 @@ def judged() -> list[Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the book's notebooks, or check what they store.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("execute", "run in place"), ("check", "reject what may not be published")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK")
-    commands.choices["execute"].add_argument("--fresh", action="store_true", help="take live timings anew")
-    options = parser.parse_args(arguments)
-
+    parser.add_argument("command", choices=("execute", "check"))
+    parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK")
+    parser.add_argument("--fresh", action="store_true", help="take live timings anew")
+    options = parser.parse_intermixed_args(arguments)
     paths = [path.resolve() for path in options.notebooks] or every_notebook()
-    if options.command == "execute":
-        done = execute_all(paths, fresh=options.fresh)
-    else:
-        done = [attempt(path, partial(check, path)) is not None for path in paths]
+    done = execute_all(paths, fresh=options.fresh) if options.command == "execute" else list(map(check, paths))
     if not all(done):
         print(f"{done.count(False)} of {len(done)} notebooks failed", file=sys.stderr)
     elif options.command == "check":

@@ -76,10 +76,6 @@ FIT = """() => {
 }"""
 
 
-class PdfError(Exception):
-    """There is nothing to print, or nothing to print with; the message says what to do."""
-
-
 def parts(toc: dict[str, Any]) -> dict[str, list[str]]:
     """The names of the pages to print by the captions of their parts; the first page stands before the parts."""
     later = {
@@ -113,7 +109,7 @@ def moved(text: str, page: str, pages: Collection[str]) -> str:
 
 
 def joined(folder: Path) -> str:
-    """All pages as one HTML document. PdfError if a page is missing, or a link within the book leads nowhere."""
+    """All pages as one HTML document. ValueError if a link within the book leads nowhere."""
     names = ("_toc.yml", "_config.yml", "CITATION.cff")
     toc, config, cited = (yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in names)
     pages = {page for chapters in parts(toc).values() for page in chapters}
@@ -125,10 +121,7 @@ def joined(folder: Path) -> str:
             body += f'<h1 class="part">{html.escape(part)}</h1>'
         contents += "<ul>"
         for page in chapters:
-            try:
-                text = moved((folder / f"{page}.html").read_text(encoding="utf-8"), page, pages)
-            except OSError as error:
-                raise PdfError(f"{folder} has no page {page}.html: run make html") from error
+            text = moved((folder / f"{page}.html").read_text(encoding="utf-8"), page, pages)
             look |= dict.fromkeys(LOOK.findall(text))
             unfolded = text if page in FOLDED_IN_PRINT else text.replace(FOLDED, f"{FOLDED} open")
             (article,) = ARTICLE.findall(unfolded)
@@ -138,7 +131,7 @@ def joined(folder: Path) -> str:
             body += f'<div class="page" id="{page}">{article}</div>'
         contents += "</ul>"
     if lost := set(re.findall(r' href="#([^"]*)"', body)) - set(re.findall(r' id="([^"]*)"', body)):
-        raise PdfError(f"these links lead nowhere: {', '.join(sorted(lost))}")
+        raise ValueError(f"these links lead nowhere: {', '.join(sorted(lost))}")
     return DOCUMENT.format(
         title=html.escape(config["title"]),
         author=html.escape(config["author"]),
@@ -152,21 +145,19 @@ def joined(folder: Path) -> str:
 
 
 def chromium(playwright: Any) -> Any:
-    """The browser that CHROMIUM names in the environment, by default the system's. PdfError if there is none."""
+    """The browser that CHROMIUM names in the environment, by default the system's. Without it, the program ends."""
     name = os.environ.get("CHROMIUM", "chromium")
     path = shutil.which(name)
     if path is None:
         advice = "install it (Debian: apt install chromium), or name one: CHROMIUM=/path/to/chromium"
-        raise PdfError(f"There is no {name}: {advice}")
+        sys.exit(f"There is no {name}: {advice}")
     return playwright.chromium.launch(executable_path=path)
 
 
 def printed(document: Path, pdf: Path) -> None:
-    """Print an HTML file. PdfError without Playwright or Chromium, and if a picture or a script is missing."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError as error:
-        raise PdfError(f"{error}: printing needs the extra 'ortho[browser]'") from error
+    """Print an HTML file. ValueError if a picture or a script is missing."""
+    from playwright.sync_api import sync_playwright
+
     missing: list[str] = []
     with sync_playwright() as playwright, chromium(playwright) as browser:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
@@ -177,23 +168,13 @@ def printed(document: Path, pdf: Path) -> None:
             page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
             page.evaluate(FIT)
         if missing:
-            raise PdfError(f"these files are missing: {', '.join(missing)}")
+            raise ValueError(f"these files are missing: {', '.join(missing)}")
         page.pdf(path=pdf, outline=True, tagged=True, prefer_css_page_size=True)
 
 
-def main() -> int:
-    """Print the book; returns the exit status."""
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=PAGES, suffix=".html", encoding="utf-8") as document:
-            document.write(joined(PAGES))  # beside the pages, whose pictures and styles it uses
-            document.flush()
-            printed(Path(document.name), PDF)
-    except (PdfError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"The book as a PDF: {PDF.as_uri()}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.NamedTemporaryFile("w", dir=PAGES, suffix=".html", encoding="utf-8") as document:
+        document.write(joined(PAGES))  # beside the pages, whose pictures and styles it uses
+        document.flush()
+        printed(Path(document.name), PDF)
+    print(f"The book as a PDF: {PDF.as_uri()}")

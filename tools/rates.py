@@ -8,12 +8,6 @@
 from paper.experiments import EXPERIMENTS, load
 from paper.experiments.learning import rates
 
-
-def main() -> None:
-    """Write the table of rates from the stored records."""
+if __name__ == "__main__":
     found = {name: load(name) for name in EXPERIMENTS}
     rates.write({name: [one for one in some if "rate" in one["configuration"]] for name, some in found.items()})
-
-
-if __name__ == "__main__":
-    main()

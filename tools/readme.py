@@ -9,7 +9,6 @@ which is copied to `book/_static/headline.svg`. A test compares them.
 
 import posixpath
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,14 @@ READMES = {"README.md": PAGE, "README.zh.md": "book/zh.ipynb"}  # and the pages 
 START, END = "<!-- from the landing page, by tools/readme.py -->", "<!-- end of what the landing page says -->"
 
 
-class ReadmeError(Exception):
-    """The page or the README lacks what this tool looks for; the message names it."""
-
-
-def cell(page: str, name: str, kind: str) -> tuple[dict[str, Any], Any]:
-    """A cell's metadata and its output of one MIME type. Raises ReadmeError if there is no such cell or output."""
+def cell(page: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A cell's metadata and its output by MIME type. Raises LookupError if there is no such cell or output."""
     for found in nbformat.read(ROOT / page, as_version=4).cells:
         if found.get("id") == name:
             for output in found.get("outputs", []):
-                if kind in output.get("data", {}):
-                    return found.metadata, output["data"][kind]
-    raise ReadmeError(f"{page}: expected a cell {name!r} with an output of type {kind}, found none: execute the page")
+                if "data" in output:
+                    return found.metadata, output["data"]
+    raise LookupError(f"{page}: expected a cell {name!r} with an output, found none: execute the page")
 
 
 def moved(text: str) -> str:
@@ -47,30 +42,20 @@ def moved(text: str) -> str:
 
 
 def wanted() -> dict[str, str]:
-    """The texts that the picture and the READMEs should have, by path. ReadmeError if something is missing."""
-    metadata, picture = cell(CHAPTER, FIGURE, "image/svg+xml")
-    texts = {PICTURE: picture.strip() + "\n"}
+    """The texts that the picture and the READMEs should have, by path. LookupError if something is missing."""
+    metadata, picture = cell(CHAPTER, FIGURE)
+    texts = {PICTURE: picture["image/svg+xml"].strip() + "\n"}
     for name, page in READMES.items():
-        answers = moved(cell(page, "answers", "text/markdown")[1]).strip()
+        answers = moved(cell(page, "answers")[1]["text/markdown"]).strip()
         before, start, rest = (ROOT / name).read_text(encoding="utf-8").partition(START)
         _, end, after = rest.partition(END)
         if not (start and end):
-            raise ReadmeError(f"{name}: expected the lines {START!r} and {END!r}")
+            raise LookupError(f"{name}: expected the lines {START!r} and {END!r}")
         shown = f"![{metadata['mystnb']['image']['alt']}]({PICTURE})\n\n" if page == PAGE else ""
         texts[name] = f"{before}{start}\n\n{answers}\n\n{shown}{end}{after}"
     return texts
 
 
-def main() -> int:
-    try:
-        texts = wanted()
-    except ReadmeError as error:
-        print(error, file=sys.stderr)
-        return 1
-    for name, text in texts.items():
-        (ROOT / name).write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for path, text in wanted().items():
+        (ROOT / path).write_text(text, encoding="utf-8")

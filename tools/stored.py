@@ -26,36 +26,27 @@ def code_cells(nb: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in nb.cells if cell.cell_type == "code"]
 
 
-def digests(nb: NotebookNode) -> list[str]:
-    """One digest for each code cell, of its source and of all code before it."""
-    chain = hashlib.sha256()
-    result = []
+def digests(nb: NotebookNode) -> dict[str, list[str]]:
+    """Two digests for each code cell: under `sources` of its source and of all code before it, under `outputs` of its
+    outputs, including pictures, which no comparison of runs looks at."""
+    chain, sources, outputs = hashlib.sha256(), [], []
     for cell in code_cells(nb):
         chain.update(cell.source.encode() + b"\0")
-        result.append(chain.hexdigest()[:12])
-    return result
-
-
-def output_digests(nb: NotebookNode) -> list[str]:
-    """One digest for each code cell, of its outputs, including pictures, which no comparison of runs looks at."""
-    outputs = (json.dumps(cell.outputs, sort_keys=True) for cell in code_cells(nb))
-    return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in outputs]
-
-
-def stored_digests(nb: NotebookNode, what: str) -> list[str]:
-    """Digests of the `sources` that ran or of their `outputs`; empty for a notebook that was never executed here."""
-    return list(nb.metadata.get("ortho", {}).get(what, []))
+        sources.append(chain.hexdigest()[:12])
+        outputs.append(hashlib.sha256(json.dumps(cell.outputs, sort_keys=True).encode()).hexdigest()[:12])
+    return {"outputs": outputs, "sources": sources}
 
 
 def faults(nb: NotebookNode) -> list[str]:
     """Why a notebook may not be published, one line for each reason; empty when it may."""
     cells = code_cells(nb)
     found = [f"{named(cells, i)} {fault}" for i, cell in enumerate(cells) for fault in cell_faults(cell, i)]
-    if not stored_digests(nb, "sources") or not stored_digests(nb, "outputs"):
+    stored, now = nb.metadata.get("ortho"), digests(nb)
+    if not stored:
         found.append("was never executed by tools/notebooks.py")
-    elif edited := differences(stored_digests(nb, "sources"), digests(nb)):
+    elif edited := differences(stored["sources"], now["sources"]):
         found.append(f"{named(cells, edited[0])} was edited, added or removed after execution")
-    elif edited := differences(stored_digests(nb, "outputs"), output_digests(nb)):
+    elif edited := differences(stored["outputs"], now["outputs"]):
         found.append(f"{named(cells, edited[0])} has outputs that were edited after execution")
     if not any(ASSERTION.search(cell.source) for cell in cells):
         found.append("asserts nothing")

@@ -25,7 +25,7 @@ def test_picture_and_answers_are_current():
 
 
 def printed(page, cell):
-    return readme.cell(page, cell, "text/markdown")[1]
+    return readme.cell(page, cell)[1]["text/markdown"]
 
 
 def test_both_languages_have_the_same_answers():

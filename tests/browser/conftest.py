@@ -15,7 +15,7 @@ def browser():
     with sync_playwright() as playwright:
         try:
             browser = pdf.chromium(playwright)
-        except pdf.PdfError as error:
+        except SystemExit as error:
             missing(str(error))
         yield browser
         browser.close()
