@@ -154,7 +154,7 @@ def freezing_learnt() -> Values:
     assert counted < min(runs.mean("bits") for runs in text.values())
     return {
         "bytes_models": str(len(baseline.seeds)),
-        "bytes_size": f"{round(baseline.parameters, -3):,} trained parameters (learned heads) and {steps} training steps",
+        "bytes_size": f"{round(baseline.parameters, -3):,} trained parameters (learned heads), {steps} steps",
         "confidence": f"{100 * confidence:g}",
         "later_times": f"{times:g}",
         "table_last": str(last),
