@@ -7,7 +7,7 @@ from math import log, pi, sqrt
 import numpy as np
 import pytest
 import torch
-from scipy import optimize
+from scipy import optimize, stats
 from seeded import generator
 
 from ortho.attention.linear.dense_features import DenseParameters, isotropic
@@ -229,6 +229,11 @@ def test_correlation_of_fixed_lengths():
     found = Estimate(float(torch.corrcoef(single)[0, 1]), 1 / math.sqrt(4000))
     assert laws.rejects(found, 0.0)
     assert not laws.rejects(found, laws.fixed_length_correlation(2, math.sqrt(2), 2.25))
+
+
+def test_the_mean_of_the_first_raw_row():
+    """Its first number w is normal given that it is negative: E exp(w - 1/2) is twice the chance of a w below -1."""
+    assert laws.raw_qr_mean(torch.ones(1)) == pytest.approx(2 * stats.norm.cdf(-1))
 
 
 @pytest.mark.parametrize(
