@@ -317,12 +317,13 @@ def test_padding_is_hidden(name):
 
 
 def test_groups_of_heads_are_not_taken_for_batches():
-    """Two heads of a kind, two items: masks that tell heads apart."""
-    one = HybridAttention(D, H, heads={"learned": 2, "rotary": 2}, dtype=torch.float64)
+    """Two heads of a kind, two items: masks that tell heads apart. The layer is the sum of its groups."""
+    one = HybridAttention(D, H, heads={"learned": 2, "rotary": 1, "frozen": 1}, dtype=torch.float64)
     masks = torch.randn(1, H, N, N, generator=torch.Generator().manual_seed(1)) > -1
     x = tokens(2)
     y = one(x, attn_mask=masks)
-    close(y, sum(group(x, attn_mask=masks[:, h : h + 2]) for group, h in zip(one.groups, (0, 2), strict=True)))
+    own = masks.split((2, 1, 1), 1)
+    close(y, sum(group(x, attn_mask=mask) for group, mask in zip(one.groups, own, strict=True)))
     close(y, one(x, attn_mask=masks[0]))
     for shape in ((2, N, N), (2, 2, N, N)):  # as many as a group has heads
         wanted = r"^attn_mask: expected a shape that broadcasts to \(2, 4, 5, 5\), got"
