@@ -95,7 +95,7 @@ def test_rates_of_successes_are_compared_by_exact_intervals(ours, theirs, outcom
     ],
 )
 def test_where_nothing_can_be_lost_only_what_shows_counts(stored, shares, verdict):
-    """Learned heads that are no better than those which see no other token have nothing to lose."""
+    """Identity heads see no other token. If learned heads do no better, nothing can be lost."""
     stored(bytes=runs(text, {"learned": 2.7, "frozen": 3.0}), images=runs(digits, shares))
     found = freezing.lost("nothing is lost", "frozen", "learned", freezing.every_setting())
     assert found.verdict == verdict

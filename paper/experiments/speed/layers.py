@@ -15,7 +15,7 @@ from ortho import cost
 from ortho.layers.multihead import MultiheadAttention
 from paper.experiments.engine.records import Case, Record
 from paper.experiments.speed import benchmark, training_step
-from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of, seconds
+from paper.experiments.speed.analysis import Row, by_arm, quartiles, ratio, row_of
 from paper.experiments.speed.benchmark import Arm, Budget, trained
 
 STANDARD = "softmax"
@@ -94,10 +94,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
     and their ratios to softmax attention's within repetitions, (q1, median, q3) each; `saved_bytes`, `peak_bytes`."""
     found = []
     for record in records:
-        steps = by_arm(record)
+        steps, alone = by_arm(record), by_arm(record, "prefill")
         for arm, own in steps.items():
-            alone, standard = (seconds(record, name, "prefill") for name in (arm, STANDARD))
             figures = {"seconds": quartiles(own), "ratio": ratio(own, steps[STANDARD])}
-            figures |= {"prefill": quartiles(alone), "prefill_ratio": ratio(alone, standard)}
+            figures |= {"prefill": quartiles(alone[arm]), "prefill_ratio": ratio(alone[arm], alone[STANDARD])}
             found.append(row_of(record, arm=arm, **figures, **record["facts"][arm]))
     return found
