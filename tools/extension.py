@@ -4,6 +4,7 @@
 * A number and the per cent sign after it stay on one line, in prose and tables, not in code.
 * A page that reads timings ends with their commits and dates, and says whether they are older than the code.
 * A hyphen before a number is shown as a minus sign, likewise, and an inserted name between backticks as code.
+* Proofs are folded, as the evidence of claims is.
 * The repository's address is the environment variable REPOSITORY, or else `repository-code` in CITATION.cff. With it,
   buttons open a page's notebook on Binder and in Colab, lead to the repository and suggest an edit, and pages that have
   the address `https://repository.example` say the true one. Without it there are no buttons, and lines and paragraphs
@@ -26,6 +27,7 @@ from pybtex.backends.plaintext import Backend
 from pybtex.plugin import register_plugin
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx_proof.domain import ProofDomain
+from sphinx_proof.nodes import proof_node
 
 from paper.claims.gathered import verdicts
 from paper.experiments import EXPERIMENTS, load
@@ -60,6 +62,18 @@ class KeepTogether(SphinxPostTransform):
                     text.parent.replace(text, nodes.literal(name[1], name[1]))
                 elif kept != text:
                     text.parent.replace(text, nodes.Text(kept))
+
+
+def open_fold(page: Any, node: proof_node) -> None:
+    """Fold a proof: whoever follows the story reads on past it. Its first word becomes the name of the fold."""
+    first = next(iter(node.findall(nodes.Text)))
+    first.parent.replace(first, nodes.Text(first.removeprefix("Proof. ")))
+    page.body.append('<details class="evidence"><summary>Proof</summary>')
+
+
+def close_fold(page: Any, _: proof_node) -> None:
+    """End the fold of a proof."""
+    page.body.append("</details>")
 
 
 @cache
@@ -147,6 +161,7 @@ def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("env-check-consistency", drop_numbers)  # the first event after numbers are assigned
     app.add_post_transform(KeepTogether)
+    app.add_node(proof_node, override=True, html=(open_fold, close_fold))
     app.connect("config-inited", add_buttons)
     app.connect("doctree-read", date_timings)
     app.connect("doctree-read", say_address)
