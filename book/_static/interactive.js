@@ -24,10 +24,10 @@
     return [made("label", {}, words, input), input];
   }
 
-  /* A range over the rows of a table, with its value beside it; `show` gets the value and the rows. */
+  /* A range over the rows of a table, with its value beside it, from `data-start` or the last row; `show` gets the value and the rows. */
   function stepper(root, words, min, show) {
     const rows = [...root.querySelectorAll("tbody tr")];
-    const [label, input] = ranged(words, { min, max: rows.length, value: rows.length });
+    const [label, input] = ranged(words, { min, max: rows.length, value: root.dataset.start ?? rows.length });
     const output = made("output", {});
     label.append(output);
     root.prepend(made("div", { class: "controls" }, label));

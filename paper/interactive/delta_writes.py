@@ -8,9 +8,10 @@ import torch
 from ortho.attention.recurrence import token_by_token
 from paper.interactive.markup import attribute, decimal
 
-__all__ = ["KEYS", "WRITES", "Step", "delta_writes", "steps"]
+__all__ = ["KEYS", "STORY", "WRITES", "Step", "delta_writes", "steps"]
 
 KEYS = {"k": (1.0, 0.0), "k′": (0.6, 0.8)}
+STORY = 3  # the write that the chapter speaks of first: a key has a second value
 WRITES = (("k", 3.0), ("k′", 10.0), ("k", 5.0), ("k′", 10.0), ("k", 5.0), ("k′", 10.0))
 
 
@@ -48,7 +49,8 @@ def steps() -> list[Step]:
 
 
 def delta_writes() -> str:
-    """The table of all steps; a script adds a control that goes through it, and draws the answers as bars."""
+    """The table of all steps; a script adds a control that goes through it from `STORY`, and draws the answers as
+    bars."""
     found = steps()
     rows = "".join(
         f'<tr><th scope="row">{i}</th><td>{escape(step.written)}</td><td>{_numbers(step.linear_memory)}</td>'
@@ -63,9 +65,10 @@ def delta_writes() -> str:
     ]
     data = attribute({"keys": list(KEYS), "steps": figures})
     return (
-        f'<div class="stepper delta-writes" data-figures="{data}"><table><caption>Every write, and both memories after '
-        'it</caption><thead><tr><th scope="col">step</th><th scope="col">written</th><th scope="col">linear <i>S</i>'
-        f'</th><th scope="col">linear: {answers}</th><th scope="col">error</th><th scope="col">delta rule’s <i>S</i>'
+        f'<div class="stepper delta-writes" data-figures="{data}" data-start="{STORY}">'
+        '<table><caption>Every write, and both memories after it</caption><thead><tr><th scope="col">step</th>'
+        '<th scope="col">written</th><th scope="col">linear <i>S</i></th>'
+        f'<th scope="col">linear: {answers}</th><th scope="col">error</th><th scope="col">delta rule’s <i>S</i>'
         f'</th><th scope="col">delta rule: {answers}</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
