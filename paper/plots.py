@@ -12,13 +12,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho.checks import one_of
 
-__all__ = ["COLOURS", "LABELS", "LOOKS", "error_bars", "figure", "grid", "powers_of_two", "style", "use"]
+__all__ = ["COLOURS", "LABELS", "LOOKS", "PALETTE", "error_bars", "figure", "grid", "powers_of_two", "style", "use"]
 
 # Okabe & Ito's palette (2008), distinguishable with any colour vision. Variants that usually meet in a figure differ in
 # colour and in marker, so that it survives a grey printer too; others may share a look. A figure may use its own looks.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
+PALETTE = {
+    "black": "#000000", "orange": "#E69F00", "sky": "#56B4E9", "green": "#009E73",
+    "yellow": "#F0E442", "blue": "#0072B2", "vermilion": "#D55E00", "purple": "#CC79A7",
+}  # fmt: skip
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = PALETTE.values()
 
 
 class Look(NamedTuple):

@@ -5,8 +5,18 @@ from math import inf
 import pytest
 from experiment_fakes import made_up
 
+from paper import plots
 from paper.experiments.learning import copying, ladder
-from paper.experiments.learning.copying_analysis import CONVOLVED, KV_SHIFT, SELECTIVE, judged, jump, sign_flips
+from paper.experiments.learning.copying_analysis import (
+    CONVOLVED,
+    HYPOTHESES,
+    KV_SHIFT,
+    LOOKS,
+    SELECTIVE,
+    judged,
+    jump,
+    sign_flips,
+)
 
 TINY = {"base": 12, "tested": 8, "N": 32, "B": 2, "d": 16, "L": 1}
 
@@ -71,3 +81,11 @@ def test_hypotheses():
     assert found["n-gram before convolved"] == (None, False)
     # in the time of the rival's whole budget the dearer run has read half of its own
     assert found["selective fewer bits at equal time than KV shift"][0].mean == pytest.approx(0.1)
+
+
+def test_looks():
+    """Every kind that is asked about has a look of its own, in the palette's colours."""
+    assert {kind for one in HYPOTHESES for kind in (one.less, one.more)} <= set(LOOKS)
+    assert {look.colour for look in LOOKS.values()} <= set(plots.PALETTE)
+    for what in (lambda look: look.name, lambda look: look[1:]):
+        assert len({what(look) for look in LOOKS.values()}) == len(LOOKS)

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paper.experiments.engine.records import Record
-from paper.experiments.learning import ladder
+from paper.experiments.learning import ladder, ladder_analysis
 from paper.experiments.learning.copying import LEARNED, SELECTING, SHIFTED, WIRED
-from paper.experiments.learning.ladder_analysis import step_flop
 from paper.experiments.learning.ladder_arms import CONVOLUTION
 from paper.experiments.statistics import holm
 
@@ -35,6 +34,40 @@ CONVOLVED: Kind = (LEARNED, CONVOLUTION)
 KV_SHIFT: Kind = (SHIFTED, 0)
 SELECTIVE: Kind = (SELECTING, CONVOLUTION)
 NGRAM: Kind = (WIRED, CONVOLUTION)
+BOTH_HELPS: Kind = (SHIFTED, CONVOLUTION)
+MIMETIC: Kind = ("learned, mimetic", CONVOLUTION)
+ONE: Kind = (ladder_analysis.ONE, CONVOLUTION)
+POSITIONAL: Kind = ("positional", CONVOLUTION)
+INDUCTION: Kind = (ladder_analysis.INDUCTION, CONVOLUTION)
+BOTH: Kind = (ladder_analysis.BOTH, CONVOLUTION)
+PURE: Kind = (ladder_analysis.SELECTIVE, CONVOLUTION)  # selective heads without a learned one
+PURE_NGRAM: Kind = (ladder_analysis.WIRED, CONVOLUTION)
+BESIDE_SHIFTED: Kind = (ladder_analysis.BESIDE_SHIFTED, 0)
+
+
+class Look(NamedTuple):
+    """What the pages call a kind, and how they draw it. Where a name counts three heads, the fourth is positional."""
+
+    name: str
+    colour: str  # of `plots.PALETTE`
+    dashes: str
+
+
+LOOKS: Mapping[Kind, Look] = {
+    CONVOLVED: Look("learned", "black", "-"),
+    KV_SHIFT: Look("learned, KV shift", "orange", "-."),
+    SELECTIVE: Look("1 learned + 2 selective", "blue", "--"),
+    MIMETIC: Look("learned, alike at first", "black", ":"),
+    BOTH_HELPS: Look("learned, KV shift and convolution", "orange", ":"),
+    POSITIONAL: Look("4 positional", "green", ":"),
+    ONE: Look("1 learned + 3 positional", "green", "-"),
+    INDUCTION: Look("2 induction + 2 positional", "vermilion", "--"),
+    BOTH: Look("1 learned + 1 induction + 2 positional", "vermilion", "-."),
+    PURE: Look("2 selective + 2 positional", "purple", "-."),
+    PURE_NGRAM: Look("2 n-gram + 2 positional", "sky", "-."),
+    NGRAM: Look("1 learned + 2 n-gram", "sky", "--"),
+    BESIDE_SHIFTED: Look("1 with KV shift + 2 selective", "blue", ":"),
+}
 
 
 def jump(record: Record) -> float:
@@ -97,7 +130,7 @@ def _equal_steps(record: Record, _: Record) -> float:
 
 def _equal_flop(record: Record, other: Record) -> float:
     """Bits after as many FLOPs as the longest budget takes the dearer of the two."""
-    return _within(record, step_flop(record["configuration"]), step_flop(other["configuration"]))
+    return _within(record, *(ladder_analysis.step_flop(one["configuration"]) for one in (record, other)))
 
 
 def _equal_time(record: Record, other: Record) -> float:
