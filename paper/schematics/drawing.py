@@ -25,16 +25,24 @@ def canvas(width: float, height: float, *, inches: float = 7.0) -> tuple[Figure,
 
 
 def box(
-    axes: Axes, centre: Point, text: str, *, width: float, height: float, colour: str, dashed: bool = False
+    axes: Axes,
+    centre: Point,
+    text: str,
+    *,
+    width: float,
+    height: float,
+    colour: str,
+    dashed: bool = False,
+    size: float = 9.0,
 ) -> None:
     """A rounded box around a text, with a tint of its colour inside. Its line is dashed if `dashed`."""
     (x, y), rounding = centre, min(width, height) / 6
     corner = x - width / 2 + rounding, y - height / 2 + rounding
     style = f"round,pad={rounding},rounding_size={rounding}"
-    size = width - 2 * rounding, height - 2 * rounding
+    inside = width - 2 * rounding, height - 2 * rounding
     look: dict[str, Any] = {"facecolor": (colour, 0.15), "edgecolor": colour, "linestyle": "--" if dashed else "-"}
-    axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=style, linewidth=1.4, **look))
-    label(axes, centre, text)
+    axes.add_patch(FancyBboxPatch(corner, *inside, boxstyle=style, linewidth=1.4, **look))
+    label(axes, centre, text, size=size)
 
 
 def label(axes: Axes, at: Point, text: str, *, colour: str = BLACK, size: float = 9.0, align: str = "center") -> None:

@@ -11,27 +11,36 @@ __all__ = ["GRADIENTS", "attention_layer"]
 
 VARIANTS = ("learned", "frozen", "stopped")
 FORWARD = "#888888"
-# How an arrow of the backward pass is drawn and explained, by the variants that compute its product.
+# The colour of an arrow of the backward pass, by the variants that compute its product.
 GRADIENTS = {
-    ("learned", "frozen", "stopped"): (VERMILION, "gradient, always"),
-    ("learned", "frozen"): (BLUE, "gradient, unless it is stopped"),
-    ("learned",): (ORANGE, "gradient, only if $W_Q$ and $W_K$ are learned"),
+    ("learned", "frozen", "stopped"): VERMILION,
+    ("learned", "frozen"): BLUE,
+    ("learned",): ORANGE,  # dashed: what freezing removes
+}
+# What is written beside the arrows of a colour: where it starts, and the text.
+WORDS: dict[str, tuple[Point, str]] = {
+    ORANGE: ((4.5, 7.2), "and $\\mathrm{d}W_K$: only if learned"),
+    BLUE: ((6.3, 6.2), "gradient through the scores:\nunless it is stopped"),
+    VERMILION: ((3.8, -0.15), "gradient through the values: always"),
+    FORWARD: ((5.6, 1.5), "forward"),
 }
 
 # Boxes: centre, text, width. Those of the matrices that may be frozen are dashed.
-ROWS = {"Q": 5.6, "K": 3.6, "V": 1.0}
+ROWS = {"Q": 6.0, "K": 3.8, "V": 1.0}
 BOXES: dict[str, tuple[Point, str, float]] = {
-    "X": ((0.8, 3.6), "$X$", 0.9),
-    **{f"W_{a}": ((3.0, y), f"$W_{a}$", 1.1) for a, y in ROWS.items()},
-    **{a: ((5.0, y), f"${a}$", 0.9) for a, y in ROWS.items()},
-    "S": ((8.0, 4.6), "scores $S$\n$Q K^T / \\sqrt{d/H}$", 2.9),
-    "P": ((11.4, 4.6), "weights $P$\nsoftmax", 2.3),
-    "O": ((11.4, 1.0), "$O = P V$", 2.0),
-    "W_O": ((13.9, 1.0), "$W_O$", 1.1),
-    "Y": ((15.6, 1.0), "$Y$", 0.9),
+    "X": ((0.6, 3.8), "$X$", 0.9),
+    **{f"W_{a}": ((2.5, y), f"$W_{a}$", 1.1) for a, y in ROWS.items()},
+    **{a: ((4.3, y), f"${a}$", 0.9) for a, y in ROWS.items()},
+    "S": ((6.6, 4.6), "scores\n$S$", 1.8),
+    "P": ((9.2, 4.6), "weights\n$P$", 1.9),
+    "O": ((9.2, 1.0), "$O = P V$", 1.9),
+    "W_O": ((11.3, 1.0), "$W_O$", 1.1),
+    "Y": ((12.9, 1.0), "$Y$", 0.9),
 }
 FROZEN = ("W_Q", "W_K")
 HEIGHT = 1.3
+LETTERS = 11.0  # points
+DARK = {ORANGE: "#9A6700"}  # letters in orange are hard to read on white
 # Arrows of the forward pass, and the product of the backward pass that carries the gradient the other way.
 EDGES = {
     ("X", "W_Q"): "dX_Q", ("X", "W_K"): "dX_K", ("X", "W_V"): "dX_V",
@@ -47,24 +56,35 @@ def attention_layer() -> Figure:
     Which variants compute it is read off autograd's graph (`backward_products`). A gradient that ends in a matrix is
     the gradient of that matrix.
     """
-    drawn, axes = canvas(16.2, 8.7, inches=WIDTH)
+    drawn, axes = canvas(13.5, 8.1, inches=WIDTH)
     for (start, end), product in EDGES.items():
         _both_ways(axes, start, end, _colour(product))
     for name, (centre, text, width) in BOXES.items():
         matrix = name.startswith("W")
         colour = (GREEN if name not in FROZEN else BLUE) if matrix else FORWARD
-        box(axes, centre, text, width=width, height=HEIGHT, colour=colour, dashed=name in FROZEN)
+        frozen = name in FROZEN
+        box(axes, centre, text, width=width, height=HEIGHT, colour=colour, dashed=frozen, size=LETTERS)
         if matrix:
-            x, y = centre
-            arrow(axes, (x + 0.75, y + 1.1), (x + 0.3, y + HEIGHT / 2), colour=_colour(f"d{name}"))
-            label(axes, (x + 0.8, y + 1.25), f"$\\mathrm{{d}}{name}$", colour=_colour(f"d{name}"), align="left")
-    _legend(axes)
+            (x, y), ends = centre, _colour(f"d{name}")
+            tail = x + 0.85, y + 1.15
+            arrow(axes, tail, (x + 0.3, y + HEIGHT / 2), colour=ends, dashed=ends == ORANGE)
+            label(
+                axes,
+                (x + 0.9, y + 1.2),
+                f"$\\mathrm{{d}}{name}$",
+                colour=DARK.get(ends, ends),
+                size=LETTERS,
+                align="left",
+            )
+    for colour, (at, text) in WORDS.items():
+        label(axes, at, text, colour=DARK.get(colour, colour), size=LETTERS, align="left")
+    axes.set_ylim(-0.5, 7.6)
     return drawn
 
 
 def _colour(product: str) -> str:
     """The colour of the variants that compute a product."""
-    return GRADIENTS[tuple(name for name in VARIANTS if backward_products(name)[product] == "used")][0]
+    return GRADIENTS[tuple(name for name in VARIANTS if backward_products(name)[product] == "used")]
 
 
 def _both_ways(axes: Axes, start: str, end: str, colour: str) -> None:
@@ -82,11 +102,3 @@ def _border(name: str, towards: str) -> Point:
     dx, dy = BOXES[towards][0][0] - x, BOXES[towards][0][1] - y
     share = min(width / 2 / abs(dx) if dx else 9.0, HEIGHT / 2 / abs(dy) if dy else 9.0)
     return x + share * dx, y + share * dy
-
-
-def _legend(axes: Axes) -> None:
-    places = ((0.3, -0.5), (7.4, -0.5), (0.3, -1.15), (7.4, -1.15))
-    for (colour, text), (x, y) in zip([(FORWARD, "forward"), *GRADIENTS.values()], places, strict=True):
-        arrow(axes, (x, y), (x + 0.6, y), colour=colour)
-        label(axes, (x + 0.8, y), text, align="left")
-    axes.set_ylim(-1.5, 7.2)
