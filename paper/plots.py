@@ -102,7 +102,9 @@ def use(image: str = "svg") -> None:
     if get_ipython() is not None:
         # No date and no version: the same figure has the same bytes.
         metadata: dict[str, Any] = {"Date": None, "Creator": None} if image == "svg" else {"Software": None}
-        set_matplotlib_formats(image, metadata=metadata, bbox_inches=None)
+        # Twice as many pixels as a page shows, for screens that have them.
+        dpi = 2 * mpl.rcParams["figure.dpi"] if image == "png" else mpl.rcParams["figure.dpi"]
+        set_matplotlib_formats(image, metadata=metadata, bbox_inches=None, dpi=dpi)
 
 
 def figure(panels: int = 1, *, height: float = 3.6, **shared: Any) -> tuple[Figure, Any]:

@@ -70,12 +70,9 @@ def judged_here(*claim_ids: str) -> Shown:
 
 
 def judged_markdown(entries: Sequence[Entry], *, in_words: bool = False) -> str:
-    """What a cell judged: a line for one claim, a table for several, of figures or of sentences. Each links to its card
-    in the ledger."""
-    if len(entries) == 1:
-        (entry,) = entries
-        return _set(f"{_to_ledger(entry)} {_in_words(entry)}")
-    if in_words:
+    """What a cell judged, a row a claim: in sentences, or several claims also in figures. Each links to its card in the
+    ledger."""
+    if in_words or len(entries) == 1:
         told = [(_to_ledger(entry), escape(entry.claim), _in_words(entry)) for entry in entries]
         return table(told, ("claim", "the source says", "found here")).markdown
     rows = [(_to_ledger(entry), entry.source, entry.ours, f"**{_status(entry)}**") for entry in entries]
