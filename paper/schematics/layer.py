@@ -19,7 +19,7 @@ GRADIENTS = {
 }
 # What is written beside the arrows of a colour: where it starts, and the text.
 WORDS: dict[str, tuple[Point, str]] = {
-    ORANGE: ((4.5, 7.2), "and $\\mathrm{d}W_K$: only if learned"),
+    ORANGE: ((4.9, 7.2), "dashed: only if learned"),
     BLUE: ((6.3, 6.2), "gradient through the scores:\nunless it is stopped"),
     VERMILION: ((3.8, -0.15), "gradient through the values: always"),
     FORWARD: ((5.6, 1.5), "forward"),
