@@ -46,9 +46,10 @@
       const standard = costs[0][0] + costs[0][1];
       return costs.map(([forward, backward], variant) => {
         const total = forward + backward;
-        const saved = variant ? `${(100 * (1 - total / standard)).toFixed(1)} %` : "–";
+        const gains = [standard / total - 1, 1 - total / standard]; // faster by, share saved
+        const shown = gains.map((gain) => (variant ? `${(100 * gain).toFixed(1)} %` : "–"));
         const numbers = [forward, backward, total].map((value) => String(Number(value.toFixed(2))));
-        return tableRow("td", [variant ? "" : SCOPES[scope], variants[variant], ...numbers, saved]);
+        return tableRow("td", [variant ? "" : SCOPES[scope], variants[variant], ...shown, ...numbers]);
       });
     });
   }

@@ -174,8 +174,9 @@ def test_the_slider_over_lengths_moves_the_costs(page, book):
     page.goto(f"{book}notebooks/02-what-freezing-removes.html")
     slider, rows = page.locator(".cost-slider input"), page.locator(".cost-slider .chosen tbody tr")
     assert rows.count() == 6
-    saved = rows.nth(1).locator("td").last
+    faster, saved = (rows.nth(1).locator("td").nth(column) for column in (2, 3))
     assert saved.inner_text() == "11.1 %"  # frozen, N = d: 4 of 36 units
+    assert faster.inner_text() == "12.5 %"  # 36 / 32
     slider.focus()
     for _ in range(4):
         page.keyboard.press("ArrowLeft")  # to N = d/16: 4 of 24.75
