@@ -200,8 +200,8 @@ def longer_budgets() -> Values:
 
 
 def begun_to_copy() -> tuple[int, int]:
-    """How many runs on sources of learned heads with a KV shift had begun to copy by the end of the longest budget, and
-    how many there are.
+    """How many runs on Python code of learned heads with a KV shift had begun to copy by the end of the longest budget,
+    and how many there are.
 
     Raises AssertionError where the records no longer say what the pages say in words: that heads which retrieve
     untrained copy early in every run, and that one learned head beside two selective ones is at the end as good as

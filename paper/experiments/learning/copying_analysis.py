@@ -54,11 +54,11 @@ class Look(NamedTuple):
 
 
 LOOKS: Mapping[Kind, Look] = {
-    CONVOLVED: Look("learned", "black", "-"),
-    KV_SHIFT: Look("learned, KV shift", "orange", "-."),
+    CONVOLVED: Look("learned + convolution", "black", "-"),
+    KV_SHIFT: Look("learned + KV shift", "orange", "-."),
     SELECTIVE: Look("1 learned + 2 selective", "blue", "--"),
     MIMETIC: Look("learned, alike at first", "black", ":"),
-    BOTH_HELPS: Look("learned, KV shift and convolution", "orange", ":"),
+    BOTH_HELPS: Look("learned + KV shift + convolution", "orange", ":"),
     POSITIONAL: Look("4 positional", "green", ":"),
     ONE: Look("1 learned + 3 positional", "green", "-"),
     INDUCTION: Look("2 induction + 2 positional", "vermilion", "--"),
@@ -150,7 +150,7 @@ def _deviation(record: Record, others: Sequence[Record]) -> float:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """On sources, the kind `less` has a lower figure than `more` by `margin` or more, in the mean over seeds; a
+    """On Python code, the kind `less` has a lower figure than `more` by `margin` or more, in the mean over seeds; a
     negative margin allows it to be as much higher. `figure` is one of `FIGURES`, or 'spread': the distance of a run's
     final bits from the median of its kind."""
 
