@@ -86,11 +86,9 @@ def _to_ledger(entry: Entry) -> str:
 
 
 def _in_words(entry: Entry) -> str:
-    """The finding in a sentence, the severity, linked to what it means, and how many parts hold."""
+    """The finding in a sentence, and the severity, linked to what it means."""
     told = f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
-    severity = f" Severity: [*{entry.severity}*](#how-to-read-it)." if entry.severity else ""
-    hold = sum(verdict == "confirmed" for _, verdict, *_ in entry.parts)
-    return f"{told}{severity}" + (f" Parts that hold: {hold} of {len(entry.parts)}." if entry.parts else "")
+    return f"{told} Severity: [*{entry.severity}*](#how-to-read-it)." if entry.severity else told
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:

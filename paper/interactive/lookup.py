@@ -25,7 +25,7 @@ class Words(NamedTuple):
     there `more` and `fewer` stand for > and <."""
 
     described: str
-    name: str
+    one: str
     width: str
     tokens: str
     chance: str
@@ -41,7 +41,7 @@ class Words(NamedTuple):
 ENGLISH = Words(
     "Chance to find the right token over the number of tokens. With one matrix each width has a curve that stays at "
     "one and then falls, the wider the head the later. With two matrices the chance falls from the first token on.",
-    "width",
+    "one matrix, by width",
     "width of the head",
     "number of tokens",
     "chance to find the right one",
@@ -57,7 +57,7 @@ ENGLISH = Words(
 CHINESE = Words(
     "找对词元的概率与词元数的关系。用一个矩阵时，每种宽度有一条曲线，先保持为一，再下降；头越宽，下降越晚。"
     "用两个矩阵时，从一开始就下降。",
-    "宽度",
+    "一个矩阵，按宽度",
     "头的宽度",
     "词元数",
     "找对的概率",
@@ -146,11 +146,11 @@ def _picture(found: dict[int, list[float]], apart: list[float], words: Words) ->
         curves += _curve("one", row)
         at = next((i for i, chance in enumerate(row) if chance < 0.5), len(row) - 1)
         end = ' text-anchor="end"' if at > len(row) - 3 else ""
-        name = f"{words.name} {width}" if width == min(found) else width
         names += (
-            f'<text class="name" x="{_x(TOKENS[at]) + (-2 if end else 3)}" y="{_y(row[at]) - 5}"{end}>{name}</text>'
+            f'<text class="name" x="{_x(TOKENS[at]) + (-2 if end else 3)}" y="{_y(row[at]) - 5}"{end}>{width}</text>'
         )
     names += (
+        f'<text class="name" x="{RIGHT - 115}" y="12" text-anchor="end">{words.one}</text>'
         f'<path class="two" d="M {RIGHT - 105} 8 h 20"/>'
         f'<text class="name two" x="{RIGHT - 80}" y="12">{words.two}</text>'
     )
