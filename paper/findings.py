@@ -19,6 +19,7 @@ from paper import experiments
 from paper.claims.outcomes import BITS_A_BYTE, Unit
 from paper.claims.shared import frozen_layer, printed_models, printed_speed_ups
 from paper.claims.shared.one_learned_head import along_budgets
+from paper.experiments.engine.records import Record
 from paper.experiments.learning import copying_analysis, ladder, ladder_analysis, ladder_tables, language
 from paper.experiments.learning.analysis import Judged, Runs
 from paper.experiments.learning.ladder_arms import CONVOLUTION
@@ -199,6 +200,12 @@ def longer_budgets() -> Values:
     }
 
 
+def copying_records() -> list[Record]:
+    """The runs that learn to copy: the ladder's that stand, without looks, and those with looks."""
+    records = [one for name in ladder_analysis.EXPERIMENTS for one in experiments.load(name)]
+    return ladder_analysis.standing(records) + experiments.load("copying")
+
+
 def begun_to_copy() -> tuple[int, int]:
     """How many runs on Python code of learned heads with a KV shift had begun to copy by the end of the longest budget,
     and how many there are.
@@ -208,8 +215,7 @@ def begun_to_copy() -> tuple[int, int]:
     learned heads with a KV shift, in the median seed, after a lead in every one. A mean would mix two groups: rivals
     that began long before, and late ones.
     """
-    records = [one for name in ladder_analysis.EXPERIMENTS for one in experiments.load(name)]
-    records = ladder_analysis.standing(records) + experiments.load("copying")
+    records = copying_records()
 
     def runs(kind: copying_analysis.Kind) -> Mapping[int, Any]:
         return copying_analysis.runs(records, kind, budget=ladder.LONGEST)

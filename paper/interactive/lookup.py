@@ -41,7 +41,7 @@ class Words(NamedTuple):
 ENGLISH = Words(
     "Chance to find the right token over the number of tokens. With one matrix each width has a curve that stays at "
     "one and then falls, the wider the head the later. With two matrices the chance falls from the first token on.",
-    "widths 4 to 32",
+    f"widths {WIDTHS[0]} to {WIDTHS[-1]}",
     "width of the head",
     "number of tokens",
     "chance to find the right one",
@@ -57,7 +57,7 @@ ENGLISH = Words(
 CHINESE = Words(
     "找对词元的概率与词元数的关系。用一个矩阵时，每种宽度有一条曲线，先保持为一，再下降；头越宽，下降越晚。"
     "用两个矩阵时，从一开始就下降。",
-    "宽度 4 至 32",
+    f"宽度 {WIDTHS[0]} 至 {WIDTHS[-1]}",
     "头的宽度",
     "词元数",
     "找对的概率",
