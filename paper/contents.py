@@ -51,9 +51,9 @@ def link(name: str, words: str = "") -> str:
     Parameters
     ----------
     name
-        '07-one-projection-twice', or 'serving' for a page of a system.
+        '08-one-projection-twice', or 'serving' for a page of a system.
     words
-        What the link says: by default 'chapter 7', or the page's title.
+        What the link says: by default 'chapter 8', or the page's title.
 
     Raises
     ------
