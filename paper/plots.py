@@ -8,19 +8,33 @@ import matplotlib.pyplot as plt
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ortho.checks import one_of
 
-__all__ = ["COLOURS", "LABELS", "LOOKS", "PALETTE", "error_bars", "figure", "grid", "powers_of_two", "style", "use"]
+__all__ = [
+    "COLOURS",
+    "LABELS",
+    "LOOKS",
+    "PALETTE",
+    "error_bars",
+    "figure",
+    "grid",
+    "ink",
+    "powers_of_two",
+    "style",
+    "use",
+]
 
-# Okabe & Ito's palette (2008), distinguishable with any colour vision. Variants that usually meet in a figure differ in
-# colour and in marker, so that it survives a grey printer too; others may share a look. A figure may use its own looks.
+# Okabe & Ito's palette (2008), distinguishable with any colour vision, and a grey for what learns nothing.
 PALETTE = {
     "black": "#000000", "orange": "#E69F00", "sky": "#56B4E9", "green": "#009E73",
     "yellow": "#F0E442", "blue": "#0072B2", "vermilion": "#D55E00", "purple": "#CC79A7",
 }  # fmt: skip
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = PALETTE.values()
+GREY = "#777777"
+_INKS = {ORANGE: "#9A6700", SKY: "#1F74A8", PURPLE: "#A24C7E", GREY: "#555555"}
 
 
 class Look(NamedTuple):
@@ -32,32 +46,51 @@ class Look(NamedTuple):
     label: str = ""
 
 
+# What is drawn in which way in all chapters. Kinds that share a colour never meet in a figure of chapters 1 to 14, nor
+# in two chapters in a row, but for one mechanism in two forms: of these one has open markers and another dash. Rivals
+# differ in marker and dash too, so that a figure survives a grey printer. Vermilion is kept for what the book finds:
+# heads with one untrained matrix for queries and keys, from the first page on. The kinds of chapter 9 are
+# `copying_analysis.LOOKS`. A figure with other things in it may use its own looks.
 LOOKS = {
+    # kinds of heads
     "learned": Look(BLACK, "o", label="standard (learned)"),
-    "frozen": Look(BLUE, "s", "--"),
-    "stopped": Look(VERMILION, "^", "-.", "frozen, gradient stopped"),
-    "structured": Look(ORANGE, "D", "--", "structured, stopped"),
-    "structured-stopped": Look(ORANGE, "D", "--", "structured, stopped"),
-    "quarter": Look(SKY, "p", ":", "a quarter learned, others structured, stopped"),
-    "one": Look(GREEN, "v", label="one learned, others positional"),
+    "frozen": Look(BLUE, "s", "--"),  # two untrained matrices
+    "stopped": Look(ORANGE, "^", "-.", "frozen, gradient stopped"),
+    "one matrix": Look(VERMILION, "o"),  # untrained
+    "one Gaussian matrix": Look(VERMILION, "s", "--"),
+    "tied": Look(VERMILION, "o"),  # frozen, with one matrix
     "positional": Look(GREEN, "v"),
-    "window": Look(PURPLE, "P"),
+    "static random": Look(PURPLE, "P", ":"),
+    "identity": Look(GREY, "X"),
+    "counting table": Look(GREY, "*", ":"),  # no head at all
+    "exchanged": Look(SKY, "D", "--", "stopped, exchanged pass"),
+    "structured": Look(SKY, "D", "--", "structured, stopped"),
+    "structured-stopped": Look(SKY, "D", "--", "structured, stopped"),
+    "quarter": Look(PURPLE, "p", ":", "a quarter learned, others structured, stopped"),
+    "one": Look(GREEN, "v", label="one learned, others positional"),
     "source": Look(PURPLE, "x", ":", "the source's figure"),
+    # mechanisms
     "softmax": Look(BLACK, "o"),  # the standard layer is learned x softmax: one look for both
     "linear": Look(GREEN, "D"),
+    "gated linear": Look(GREEN, "D", ":"),
     "favor": Look(ORANGE, "v"),
+    "fixed length": Look(SKY, "s", "--"),  # random features of vectors of one length
+    "delta": Look(BLUE, "s", "--"),
+    "gated delta": Look(BLUE, "s", "-."),
+    "window": Look(PURPLE, "P", "-."),
     "synthesizer": Look(SKY, "P"),
     "rotary": Look(SKY, "<"),
     "alibi": Look(BLUE, "s"),
     "fox": Look(ORANGE, "v"),
     "path": Look(GREEN, "D"),
-    "position-delta": Look(VERMILION, "^"),
+    "position-delta": Look(PURPLE, "^"),
 }
 COLOURS = {name: look.colour for name, look in LOOKS.items()}
 LABELS = {name: look.label or name for name, look in LOOKS.items()}
 
 # Inches. A phone shows a figure 350 pixels wide, two thirds of this: a label of 10 points can still be read there.
 WIDTH = 5.4
+_BETWEEN = 12.0000002  # points above and below the line where two rows of axes meet, beside the margins below
 
 _STYLE: dict[Any, Any] = {
     "figure.figsize": (WIDTH, 3.6),
@@ -112,7 +145,7 @@ def figure(panels: int = 1, *, height: float = 3.6, **shared: Any) -> tuple[Figu
 
     Returns (figure, axes). `shared` goes to `subplots`: `sharex`, `sharey`, `height_ratios`.
     """
-    return plt.subplots(panels, 1, figsize=(WIDTH, height * panels), **shared)
+    return _apart(plt.subplots(panels, 1, figsize=(WIDTH, height * panels), **shared), height)
 
 
 def grid(rows: int, height: float, *, columns: int = 2, more: float = 0.0, **shared: Any) -> tuple[Figure, Any]:
@@ -120,7 +153,15 @@ def grid(rows: int, height: float, *, columns: int = 2, more: float = 0.0, **sha
 
     Returns (figure, axes); the axes are an array (rows, columns) even of one row. `shared` says which share an axis.
     """
-    return plt.subplots(rows, columns, figsize=(WIDTH, more + height * rows), squeeze=False, **shared)
+    return _apart(plt.subplots(rows, columns, figsize=(WIDTH, more + height * rows), squeeze=False, **shared), height)
+
+
+def _apart(drawn: tuple[Figure, Any], height: float) -> tuple[Figure, Any]:
+    """The figure and its axes, with room between rows that are so many inches high."""
+    engine = drawn[0].get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):  # set by `use`
+        engine.set(hspace=_BETWEEN / 72 / height)
+    return drawn
 
 
 def style(name: str) -> dict[str, Any]:
@@ -130,6 +171,13 @@ def style(name: str) -> dict[str, Any]:
     """
     look = LOOKS[one_of("name", name, LOOKS)]
     return {"color": look.colour, "marker": look.marker, "linestyle": look.dashes, "label": LABELS[name]}
+
+
+def ink(name: str) -> str:
+    """The colour for letters that name a variant, a mechanism or a colour: darker where those of its line would be
+    hard to read on white."""
+    colour = LOOKS[name].colour if name in LOOKS else PALETTE.get(name, name)
+    return _INKS.get(colour, colour)
 
 
 def error_bars(

@@ -148,7 +148,7 @@
     const picture = root.querySelector("svg");
     const point = picture.querySelector(".point");
     point.removeAttribute("hidden");
-    const curves = [...picture.querySelectorAll(".one")];
+    const curves = [...picture.querySelectorAll("polyline.one")];
     const ranges = [words.width, words.tokens].map((name, i) =>
       ranged(`${name} `, { min: 0, max: (i ? tokens : widths).length - 1, value: start[i] }),
     );

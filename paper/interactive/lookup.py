@@ -15,8 +15,8 @@ WIDTHS = (4, 8, 12, 16, 20, 24, 32)
 TOKENS = [2**power for power in range(1, 25)]
 SHOWN = (4, 8, 12, 16, 20)  # powers of two whose tokens the table has
 START = (WIDTHS.index(16), TOKENS.index(1024))  # what the script begins with
-LEFT, RIGHT, TOP, BOTTOM = 42, 410, 26, 216  # of the axes, in a picture of WIDTH x HEIGHT
-WIDTH, HEIGHT = 420, 256
+LEFT, RIGHT, TOP, BOTTOM = 42, 410, 46, 236  # of the axes, in a picture of WIDTH x HEIGHT
+WIDTH, HEIGHT = 420, 276
 TENS = (10, 1000, 100_000, 10_000_000)  # ticks
 
 
@@ -41,7 +41,7 @@ class Words(NamedTuple):
 ENGLISH = Words(
     "Chance to find the right token over the number of tokens. With one matrix each width has a curve that stays at "
     "one and then falls, the wider the head the later. With two matrices the chance falls from the first token on.",
-    f"widths {WIDTHS[0]} to {WIDTHS[-1]}",
+    f"one matrix, widths {WIDTHS[0]} to {WIDTHS[-1]}",
     "width of the head",
     "number of tokens",
     "chance to find the right one",
@@ -57,7 +57,7 @@ ENGLISH = Words(
 CHINESE = Words(
     "找对词元的概率与词元数的关系。用一个矩阵时，每种宽度有一条曲线，先保持为一，再下降；头越宽，下降越晚。"
     "用两个矩阵时，从一开始就下降。",
-    f"宽度 {WIDTHS[0]} 至 {WIDTHS[-1]}",
+    f"一个矩阵，宽度 {WIDTHS[0]} 至 {WIDTHS[-1]}",
     "头的宽度",
     "词元数",
     "找对的概率",
@@ -132,7 +132,8 @@ def _curve(kind: str, row: list[float]) -> str:
 
 
 def _picture(found: dict[int, list[float]], apart: list[float], words: Words) -> str:
-    """Axes, a curve for each width with its name where it passes one half or ends, and that of two matrices."""
+    """Axes, a curve for each width with its name where it passes one half or ends, and that of two matrices. One matrix
+    and two have the colours that figures give them (`plots.LOOKS`), by the style sheet."""
     ticks = "".join(
         f'<text class="tick" x="{LEFT - 6}" y="{_y(share / 100) + 4}" text-anchor="end">{share} %</text>'
         f'<path class="grid" d="M {LEFT} {_y(share / 100)} H {RIGHT}"/>'
@@ -150,9 +151,10 @@ def _picture(found: dict[int, list[float]], apart: list[float], words: Words) ->
             f'<text class="name" x="{_x(TOKENS[at]) + (-2 if end else 3)}" y="{_y(row[at]) - 5}"{end}>{width}</text>'
         )
     names += (
-        f'<text class="name" x="{RIGHT - 115}" y="12" text-anchor="end">{words.one}</text>'
-        f'<path class="two" d="M {RIGHT - 105} 8 h 20"/>'
-        f'<text class="name two" x="{RIGHT - 80}" y="12">{words.two}</text>'
+        f'<path class="one chosen" d="M {LEFT} 28 h 20"/>'
+        f'<text class="name one" x="{LEFT + 26}" y="32">{words.one}</text>'
+        f'<path class="two" d="M {RIGHT - 122} 28 h 20"/>'
+        f'<text class="name two" x="{RIGHT - 96}" y="32">{words.two}</text>'
     )
     axes = (
         f'<text class="tick" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{words.tokens}</text>'

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from paper.plots import BLACK, BLUE, GREEN, ORANGE
+from paper.plots import BLACK, GREEN, VERMILION
 from paper.schematics.drawing import arrow, box, canvas, cells, label
 
 __all__ = ["heads_of_several_kinds", "induction_pairs"]
@@ -12,9 +12,9 @@ __all__ = ["heads_of_several_kinds", "induction_pairs"]
 TOKENS = "abcabc"
 LEARNED = (1.0, 0.3, 0.7, 0.6, 0.2, 0.2, 0.1, 0.3, 0.1, 0.5, 0.3, 0.1, 0.1, 0.3, 0.2, 0.1, 0.4, 0.1, 0.2, 0.1, 0.2)
 ROWS = {  # kind: its height, its colour, where its weights come from, whether that is trained
-    "learned": (7.6, BLUE, "$q = W_Q\\, x,\\;\\; k = W_K\\, x$\ntrained", True),
+    "learned": (7.6, BLACK, "$q = W_Q\\, x,\\;\\; k = W_K\\, x$\ntrained", True),
     "positional": (4.6, GREEN, "no queries, no keys:\na pattern of places", False),
-    "induction": (1.6, ORANGE, "$q_t = R\\, x_t,\\;\\; k_s = R\\, x_{s-1}$\none frozen $R$", False),
+    "induction": (1.6, VERMILION, "$q_t = R\\, x_t,\\;\\; k_s = R\\, x_{s-1}$\none frozen $R$", False),
 }
 
 

@@ -4,24 +4,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper.claims.shared.frozen_layer import backward_products
-from paper.plots import BLUE, GREEN, ORANGE, VERMILION, WIDTH
+from paper.plots import BLUE, GREEN, ORANGE, WIDTH, ink
 from paper.schematics.drawing import Point, arrow, box, canvas, label
 
 __all__ = ["GRADIENTS", "attention_layer"]
 
 VARIANTS = ("learned", "frozen", "stopped")
 FORWARD = "#888888"
-# The colour of an arrow of the backward pass, by the variants that compute its product.
+# The colour of an arrow of the backward pass, by the variants that compute its product. What freezing removes has the
+# colour of the frozen layer, what stopping removes that of the stopped one.
 GRADIENTS = {
-    ("learned", "frozen", "stopped"): VERMILION,
-    ("learned", "frozen"): BLUE,
-    ("learned",): ORANGE,  # dashed: what freezing removes
+    ("learned", "frozen", "stopped"): GREEN,
+    ("learned", "frozen"): ORANGE,
+    ("learned",): BLUE,  # dashed
 }
 # What is written beside the arrows of a colour: where it starts, and the text.
 WORDS: dict[str, tuple[Point, str]] = {
-    ORANGE: ((4.9, 7.2), "dashed: only if learned"),
-    BLUE: ((6.3, 6.2), "gradient through the scores:\nunless it is stopped"),
-    VERMILION: ((3.8, -0.15), "gradient through the values: always"),
+    BLUE: ((4.9, 7.2), "dashed: only if learned"),
+    ORANGE: ((6.3, 6.2), "gradient through the scores:\nunless it is stopped"),
+    GREEN: ((3.8, -0.15), "gradient through the values: always"),
     FORWARD: ((5.6, 1.5), "forward"),
 }
 
@@ -40,7 +41,6 @@ BOXES: dict[str, tuple[Point, str, float]] = {
 FROZEN = ("W_Q", "W_K")
 HEIGHT = 1.3
 LETTERS = 11.0  # points
-DARK = {ORANGE: "#9A6700"}  # letters in orange are hard to read on white
 # Arrows of the forward pass, and the product of the backward pass that carries the gradient the other way.
 EDGES = {
     ("X", "W_Q"): "dX_Q", ("X", "W_K"): "dX_K", ("X", "W_V"): "dX_V",
@@ -67,17 +67,17 @@ def attention_layer() -> Figure:
         if matrix:
             (x, y), ends = centre, _colour(f"d{name}")
             tail = x + 0.85, y + 1.15
-            arrow(axes, tail, (x + 0.3, y + HEIGHT / 2), colour=ends, dashed=ends == ORANGE)
+            arrow(axes, tail, (x + 0.3, y + HEIGHT / 2), colour=ends, dashed=ends == BLUE)
             label(
                 axes,
                 (x + 0.9, y + 1.2),
                 f"$\\mathrm{{d}}{name}$",
-                colour=DARK.get(ends, ends),
+                colour=ink(ends),
                 size=LETTERS,
                 align="left",
             )
     for colour, (at, text) in WORDS.items():
-        label(axes, at, text, colour=DARK.get(colour, colour), size=LETTERS, align="left")
+        label(axes, at, text, colour=ink(colour), size=LETTERS, align="left")
     axes.set_ylim(-0.5, 7.6)
     return drawn
 

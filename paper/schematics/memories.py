@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paper.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, WIDTH
+from paper.plots import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, WIDTH
 from paper.schematics.drawing import arrow, box, canvas, cells, label
 
 __all__ = ["writes"]
@@ -59,21 +59,21 @@ def _linear(axes: Axes, x: float, y: float) -> None:
 def _delta(axes: Axes, x: float, y: float) -> None:
     _memory(axes, x, y, "Delta rule: reads first, writes the error")
     so_far, after, node = x - 3.2, x + 3.2, x - 5.6  # the rows that are read, and where the difference is taken
-    arrow(axes, (x + 0.6, y + 4.8), (so_far + V / 2 + 0.4, y + 3.2), colour=PURPLE)
+    arrow(axes, (x + 0.6, y + 4.8), (so_far + V / 2 + 0.4, y + 3.2), colour=BLUE)
     label(axes, (so_far + V / 2 - 0.3, y + 4.2), "1. read at $k$", align="right")
-    _row(axes, so_far, y + 3, PURPLE)
+    _row(axes, so_far, y + 3, BLUE)
     label(axes, (so_far + V / 2, y + 1.1), "answer so far")
-    axes.plot([so_far - 0.2, node], [y + 2.5] * 2, color=PURPLE, linewidth=1.3, solid_capstyle="round")
-    arrow(axes, (node, y + 2.4), (node, y + 10.8), colour=PURPLE)
+    axes.plot([so_far - 0.2, node], [y + 2.5] * 2, color=BLUE, linewidth=1.3, solid_capstyle="round")
+    arrow(axes, (node, y + 2.4), (node, y + 10.8), colour=BLUE)
     box(axes, (node, y + 11.5), "$-$", width=1.2, height=1.2, colour=BLACK, size=12)
     _row(axes, node - 4.2, y + 12, ORANGE)
     label(axes, (node - 2.7, y + 10.4), "value $v$")
     arrow(axes, (node - 1.1, y + 11.5), (node - 0.6, y + 11.5), colour=ORANGE)
-    arrow(axes, (node + 0.7, y + 11.5), (x - 0.1, y + 11.5), colour=VERMILION)
+    arrow(axes, (node + 0.7, y + 11.5), (x - 0.1, y + 11.5), colour=PURPLE)
     label(axes, ((node + x) / 2, y + 12.2), "2. subtract")
-    _row(axes, x, y + 12, VERMILION)
+    _row(axes, x, y + 12, PURPLE)
     label(axes, (x + V + 0.3, y + 11.5), "error $e$", align="left")
-    arrow(axes, (x + V / 2, y + 10.8), (x + V / 2, y + 9.2), colour=VERMILION)
+    arrow(axes, (x + V / 2, y + 10.8), (x + V / 2, y + 9.2), colour=PURPLE)
     label(axes, (x + V / 2 + 0.5, y + 10), r"3. write $\beta\,k\,e^\top$", align="left")
     arrow(axes, (x + V - 0.6, y + 4.8), (after + V / 2 - 0.4, y + 3.2), colour=GREEN)
     label(axes, (after + V / 2 + 0.3, y + 4.2), "4. read at $q$", align="left")

@@ -53,20 +53,21 @@ class Look(NamedTuple):
     dashes: str
 
 
+# Vermilion: two or more heads whose one matrix is untrained, as in `plots.LOOKS`.
 LOOKS: Mapping[Kind, Look] = {
     CONVOLVED: Look("learned + convolution", "black", "-"),
-    KV_SHIFT: Look("learned + KV shift", "orange", "-."),
-    SELECTIVE: Look("1 learned + 2 selective", "blue", "--"),
+    KV_SHIFT: Look("learned + KV shift", "purple", "-."),
+    SELECTIVE: Look("1 learned + 2 selective", "vermilion", "-"),
     MIMETIC: Look("learned, alike at first", "black", ":"),
-    BOTH_HELPS: Look("learned + KV shift + convolution", "orange", ":"),
+    BOTH_HELPS: Look("learned + KV shift + convolution", "purple", ":"),
     POSITIONAL: Look("4 positional", "green", ":"),
     ONE: Look("1 learned + 3 positional", "green", "-"),
     INDUCTION: Look("2 induction + 2 positional", "vermilion", "--"),
     BOTH: Look("1 learned + 1 induction + 2 positional", "vermilion", "-."),
-    PURE: Look("2 selective + 2 positional", "purple", "-."),
+    PURE: Look("2 selective + 2 positional", "vermilion", ":"),
     PURE_NGRAM: Look("2 n-gram + 2 positional", "sky", "-."),
     NGRAM: Look("1 learned + 2 n-gram", "sky", "--"),
-    BESIDE_SHIFTED: Look("1 with KV shift + 2 selective", "blue", ":"),
+    BESIDE_SHIFTED: Look("1 with KV shift + 2 selective", "orange", ":"),
 }
 
 
