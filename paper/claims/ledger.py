@@ -91,12 +91,19 @@ def judge(claim_id: str, finding: Finding | Parts, *, records: Iterable[str] = (
     return Judged((_judged(claim_id, finding, records),))
 
 
-def judge_each(findings: Mapping[str, Finding | Parts], *, in_words: bool = False) -> Judged:
+def judge_each(
+    findings: Mapping[str, Finding | Parts],
+    *,
+    in_words: bool = False,
+    records: Mapping[str, Iterable[str]] | None = None,
+) -> Judged:
     """Judge several claims, given by id, as `judge` does: a table with a row for each.
 
     `in_words` shows the claim and the sentence of the finding, for claims of several parts, in place of the figures.
+    `records` names the experiments that a claim's finding rests on, by id.
     """
-    return Judged(tuple(_judged(claim_id, finding) for claim_id, finding in findings.items()), in_words)
+    rest = records or {}
+    return Judged(tuple(_judged(one, finding, rest.get(one, ())) for one, finding in findings.items()), in_words)
 
 
 def ledger(document: str | None = None) -> dict[str, Entry]:
