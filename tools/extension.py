@@ -115,7 +115,7 @@ def date_timings(app: Any, document: nodes.document) -> None:
     if found:
         of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)
         older = any(differs(commit) for _, commit in found)
-        age = "the code has changed since" if older else "the code is the same"
+        age = "the code has changed since, the times are those of then" if older else "the code is the same"
         again = "python -m paper experiments NAME --case LABEL --compare"
         words = nodes.paragraph("", f"Times on this page: measured with {of}; {age}. To measure one again: ")
         words += nodes.literal(again, again)

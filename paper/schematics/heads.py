@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from paper.plots import BLACK, GREEN, VERMILION
+from paper.plots import BLACK, GREEN, VERMILION, WIDTH
 from paper.schematics.drawing import arrow, box, canvas, cells, label
 
-__all__ = ["heads_of_several_kinds", "induction_pairs"]
+__all__ = ["heads_of_several_kinds", "induction_pairs", "lookup"]
 
 TOKENS = "abcabc"
 LEARNED = (1.0, 0.3, 0.7, 0.6, 0.2, 0.2, 0.1, 0.3, 0.1, 0.5, 0.3, 0.1, 0.1, 0.3, 0.2, 0.1, 0.4, 0.1, 0.2, 0.1, 0.2)
@@ -53,3 +53,24 @@ def _weights(kind: str, colour: str) -> list[list[tuple[str, float] | None]]:
         sizes = dict.fromkeys(induction_pairs(TOKENS), 1.0)
     grid = range(len(TOKENS))
     return [[(colour, 0.15 + 0.75 * sizes[i, j]) if (i, j) in sizes else None for j in grid] for i in grid]
+
+
+def lookup() -> Figure:
+    """How an untrained head finds what followed: the last token's query equals the key that was made from the same
+    token, one place before."""
+    figure, axes = canvas(12, 7.4, inches=WIDTH)
+    places = (1.8, 5.0, 8.2, 11.0)
+    for x, token in zip(places, "abca", strict=True):
+        box(axes, (x, 0.7), f"${token}$", width=1.0, height=0.9, colour=BLACK, size=12)
+    for x, before, token in zip(places[1:], places, "abc", strict=False):
+        colour = VERMILION if token == "a" else "#777777"
+        arrow(axes, (before, 1.2), (x - 0.2, 2.8), colour=colour)
+        box(axes, (x, 3.3), f"$x_{token} W$", width=1.7, height=0.9, colour=colour, size=11)
+        arrow(axes, (10.6, 5.7), (x + 0.2, 3.9), colour=colour, dashed=token != "a")
+    box(axes, (11.0, 6.2), "$x_a W$", width=1.7, height=0.9, colour=VERMILION, size=11)
+    label(axes, (10.0, 6.2), "query of the last $a$", align="right", size=10)
+    label(axes, (7.2, 5.15), "equal", align="right", colour=VERMILION, size=10)
+    label(axes, (0.1, 3.3), "keys, each from\nthe token before", align="left", size=10)
+    arrow(axes, (5.0, 2.8), (5.0, 1.2), colour=VERMILION)
+    label(axes, (4.8, 1.55), "reads $b$", align="right", colour=VERMILION, size=10)
+    return figure
