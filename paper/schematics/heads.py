@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from paper.plots import BLACK, GREEN, VERMILION, WIDTH
+from paper.plots import BLACK, GREEN, GREY, VERMILION, WIDTH
 from paper.schematics.drawing import arrow, box, canvas, cells, label
 
 __all__ = ["heads_of_several_kinds", "induction_pairs", "lookup"]
@@ -63,7 +63,7 @@ def lookup() -> Figure:
     for x, token in zip(places, "abca", strict=True):
         box(axes, (x, 0.7), f"${token}$", width=1.0, height=0.9, colour=BLACK, size=12)
     for x, before, token in zip(places[1:], places, "abc", strict=False):
-        colour = VERMILION if token == "a" else "#777777"
+        colour = VERMILION if token == "a" else GREY
         arrow(axes, (before, 1.2), (x - 0.2, 2.8), colour=colour)
         box(axes, (x, 3.3), f"$x_{token} W$", width=1.7, height=0.9, colour=colour, size=11)
         arrow(axes, (10.6, 5.7), (x + 0.2, 3.9), colour=colour, dashed=token != "a")
