@@ -1,7 +1,7 @@
 """Helpers to read the records of every benchmark: times, ratios within repetitions, rows, and a table per device."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paper.experiments.engine.records import Record
@@ -68,3 +68,18 @@ def spelt(values: Quartiles, digits: int = 2) -> str:
     """The same for a page: 'median (first quartile to third)'."""
     low, middle, high = (f"{value:z.{digits}f}" for value in values)
     return f"{middle} ({low} to {high})"
+
+
+def beside_standard(records: Iterable[Record], arm: str, **case: Any) -> dict[bool, tuple[float, int | None]]:
+    """By the causal mask: how many times as fast an arm's step is as the standard layer's that was timed in turn with
+    it, and the bytes that it keeps for its backward pass (None if not counted).
+
+    `case` picks the records by their configuration.
+    """
+    found = {}
+    for record in records:
+        if case.items() <= record["configuration"].items():
+            steps = by_arm(record)
+            gain = statistics.median(steps["learned"]) / statistics.median(steps[arm])
+            found[record["configuration"]["causal"]] = gain, record["facts"][arm].get("saved_bytes")
+    return found
