@@ -21,8 +21,8 @@ TENS = (10, 1000, 100_000, 10_000_000)  # ticks
 
 
 class Words(NamedTuple):
-    """What the figure says. In `said`, `{width}` and `{tokens}` are chosen, `{one}` and `{two}` follow from them;
-    there `more` and `fewer` stand for > and <."""
+    """What the figure says, and for which tokens. In `said`, `{width}` and `{tokens}` are chosen, `{one}` and `{two}`
+    follow from them; there `more` and `fewer` stand for > and <."""
 
     described: str
     one: str
@@ -36,6 +36,7 @@ class Words(NamedTuple):
     caption: str
     tied: str
     apart: str
+    cosine: float = 1.0  # of the token that asks and the stored one
 
 
 ENGLISH = Words(
@@ -54,6 +55,12 @@ ENGLISH = Words(
     "one matrix, width",
     "two matrices, any width",
 )
+UNLIKE = ENGLISH._replace(
+    described=f"{ENGLISH.described} The two tokens have the cosine 0.8, so the curves fall earlier.",
+    said=ENGLISH.said.replace("no training", "cosine 0.8, no training"),
+    caption="Chance to find the right one of so many tokens, nothing trained, cosine 0.8",
+    cosine=0.8,
+)
 CHINESE = Words(
     "找对词元的概率与词元数的关系。用一个矩阵时，每种宽度有一条曲线，先保持为一，再下降；头越宽，下降越晚。"
     "用两个矩阵时，从一开始就下降。",
@@ -71,9 +78,9 @@ CHINESE = Words(
 )
 
 
-def chances() -> dict[int, list[float]]:
+def chances(cosine: float = 1.0) -> dict[int, list[float]]:
     """Width -> the chance that one frozen orthogonal matrix finds the right one, by the number of tokens."""
-    return {width: [found_chance(tokens - 1, width, D_MODEL) for tokens in TOKENS] for width in WIDTHS}
+    return {width: [found_chance(tokens - 1, width, D_MODEL, cosine=cosine) for tokens in TOKENS] for width in WIDTHS}
 
 
 def spelt(chance: float) -> str:
@@ -93,7 +100,7 @@ def in_words(text: str, words: Words) -> str:
 
 def lookup_chance(words: Words = ENGLISH) -> str:
     """The figure with its table; where scripts run, two sliders and a point to drag take the table's place."""
-    found = chances()
+    found = chances(words.cosine)
     apart = [1 / tokens for tokens in TOKENS]
     data = {
         "widths": WIDTHS,
