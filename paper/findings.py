@@ -202,10 +202,14 @@ def longer_budgets() -> Values:
     }
 
 
+def ladder_records() -> list[Record]:
+    """The ladder's runs that stand: without looks."""
+    return ladder_analysis.standing([one for name in ladder_analysis.EXPERIMENTS for one in experiments.load(name)])
+
+
 def copying_records() -> list[Record]:
-    """The runs that learn to copy: the ladder's that stand, without looks, and those with looks."""
-    records = [one for name in ladder_analysis.EXPERIMENTS for one in experiments.load(name)]
-    return ladder_analysis.standing(records) + experiments.load("copying")
+    """The runs that learn to copy: the ladder's, and those with looks."""
+    return ladder_records() + experiments.load("copying")
 
 
 def begun_to_copy() -> tuple[int, int]:
