@@ -21,8 +21,8 @@ TENS = (10, 1000, 100_000, 10_000_000)  # ticks
 
 
 class Words(NamedTuple):
-    """What the figure says, and for which tokens. In `said`, `{width}` and `{tokens}` are chosen, `{one}` and `{two}`
-    follow from them; there `more` and `fewer` stand for > and <."""
+    """What the figure says, for which tokens, and where it starts. In `said`, `{width}` and `{tokens}` are chosen,
+    `{one}` and `{two}` follow from them; there `more` and `fewer` stand for > and <."""
 
     described: str
     one: str
@@ -37,6 +37,7 @@ class Words(NamedTuple):
     tied: str
     apart: str
     cosine: float = 1.0  # of the token that asks and the stored one
+    start: tuple[int, int] = START
 
 
 ENGLISH = Words(
@@ -60,6 +61,7 @@ UNLIKE = ENGLISH._replace(
     said=ENGLISH.said.replace("no training", "cosine 0.8, no training"),
     caption="Chance to find the right one of so many tokens, nothing trained, cosine 0.8",
     cosine=0.8,
+    start=(WIDTHS.index(16), TOKENS.index(16_384)),
 )
 CHINESE = Words(
     "找对词元的概率与词元数的关系。用一个矩阵时，每种宽度有一条曲线，先保持为一，再下降；头越宽，下降越晚。"
@@ -110,7 +112,7 @@ def lookup_chance(words: Words = ENGLISH) -> str:
         "two": [in_words(spelt(chance), words) for chance in apart],
         "x": list(map(_x, TOKENS)),
         "axis": [TOP, BOTTOM],
-        "start": START,
+        "start": words.start,
         "words": {"width": words.width, "tokens": words.tokens, "said": words.said},
     }
     heads = cells("th", (words.tied, *(f"{TOKENS[power - 1]:,}" for power in SHOWN)))
