@@ -66,7 +66,7 @@
     };
   }
 
-  // Chapter 11: writes, and bars of what each key is answered by then.
+  // Chapter 12: writes, and bars of what each key is answered by then.
 
   function number(value) {
     return String(Number(value.toPrecision(4))).replace("-", "−");
@@ -76,13 +76,16 @@
     const rows = keys.flatMap((key, i) =>
       Object.entries(MEMORIES).map(([memory, name]) => {
         const value = figures[memory][i];
-        const bar = made("span", { class: "bar", style: `width: ${(12 * Math.abs(value)) / widest}rem` });
-        const wanted = figures.wanted[i] === null ? "none yet" : number(figures.wanted[i]);
-        const cells = [made("td", {}, bar, number(value)), made("td", {}, `last value: ${wanted}`)];
+        const reaches = (end) => `${(9 * Math.abs(end)) / widest}rem`;
+        const bar = made("td", {}, made("span", { class: "bar", style: `width: ${reaches(value)}` }));
+        const last = figures.wanted[i];
+        if (last !== null) bar.append(made("span", { class: "last", style: `left: ${reaches(last)}` }));
+        const wanted = `last value: ${last === null ? "none yet" : number(last)}`;
+        const cells = [bar, made("td", {}, number(value)), made("td", {}, wanted)];
         return made("tr", {}, made("th", { scope: "row" }, `${key}, ${name}`), ...cells);
       }),
     );
-    const caption = made("caption", {}, "What each key is answered, and its last value");
+    const caption = made("caption", {}, "What each key is answered, and a tick at its last value");
     return made("table", { class: "bars" }, caption, ...rows);
   }
 
