@@ -86,9 +86,8 @@ def _to_ledger(entry: Entry) -> str:
 
 
 def _in_words(entry: Entry) -> str:
-    """The finding in a sentence, and the severity, linked to what it means."""
-    told = f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
-    return f"{told} Severity: [*{entry.severity}*](#how-to-read-it)." if entry.severity else told
+    """The finding in a sentence; its severity stands in the ledger, which says what it means."""
+    return f"**{entry.verdict.capitalize()}**{entry.sentence[len(entry.verdict) :]}"
 
 
 def ledger_table(entries: Sequence[Entry]) -> Shown:
