@@ -1,5 +1,6 @@
 """The rivals of softmax attention, a row each: what they save, what they can still find, and where a clock says so."""
 
+from ortho.attention.linear.favor import FEATURES
 from paper import experiments
 from paper.claims.report import Shown, table
 from paper.experiments.speed import attention_analysis as clock
@@ -10,9 +11,13 @@ HEADERS = ("", "saves", "can still find", "faster on the CPU", "faster on the GP
 
 # Arm of the records -> its name, what a head with it finds at most (chapters 10 to 12), the study that timed it.
 _RIVALS = {
-    "linear": ("linear attention", "$m$ tokens, with $m$ features", "attention-speed"),
-    "favor": ("FAVOR+", "$m$ tokens, by estimated weights", "attention-speed"),
-    "delta": ("delta rule", "$d_k$ unrelated pairs, each key's last value", "memory-speed"),
+    "linear": ("linear attention", "at most $m$ tokens, with $m$ features", "attention-speed"),
+    "favor": (
+        "FAVOR+",
+        f"at most $m$ tokens; at width 64, {FEATURES} features and unit scores it is worse than equal weights",
+        "attention-speed",
+    ),
+    "delta": ("delta rule", "at most $d_k$ unrelated pairs, each key's last value", "memory-speed"),
 }
 
 
