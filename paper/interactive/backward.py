@@ -38,9 +38,9 @@ def backward_switch() -> str:
     names = [name for row in ROWS.values() for name in row]
     shown = [name for name in names if any(name in products for products in used.values())]
     inputs = "".join(
-        f'<span><input type="radio" name="backward" id="backward-{variant}"{" checked" if not index else ""}>'
+        f'<span><input type="radio" name="backward" id="backward-{variant}"{" checked" if variant == "frozen" else ""}>'
         f'<label for="backward-{variant}">{escape(title)}</label></span> '
-        for index, (variant, title) in enumerate(VARIANTS.items())
+        for variant, title in VARIANTS.items()
     )
     rows = "".join(
         f'<tr><th scope="row">{row}</th><td>{"".join(_chip(name, used) for name in members if name in shown)}</td></tr>'

@@ -122,12 +122,12 @@ def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
 
 def crossovers(records: Iterable[Record]) -> list[Row]:
     """One row per series of a mechanism with `FEWEST` lengths or more: `alike`, the `crossover` with the softmax
-    attention that sees the same keys, from which on the mechanism is faster for good."""
+    attention that sees the same keys, from which on the mechanism is faster for good; `lengths`, those measured."""
     found = []
     for key, group in series(rows(records)).items():
         like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
         if len(like) >= FEWEST and not key[-1].startswith(YARDSTICK):
-            found.append({**dict(zip(SERIES, key, strict=True)), "alike": crossover(like)})
+            found.append({**dict(zip(SERIES, key, strict=True)), "alike": crossover(like), "lengths": sorted(like)})
     return found
 
 
