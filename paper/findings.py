@@ -80,9 +80,8 @@ def printed() -> Values:
     """The figures that the first source prints, and the rule behind them."""
     claimed = sorted(printed_speed_ups.SPEED_UPS.values(), key=float)
     rule = sympy.factor(printed_speed_ups.table_rule(r * d, d) / 100)
-    saved = 23.9  # per cent of the training time a sample, of whole models (Dong et al. 2025)
     return {
-        "dong_speed_up": f"{100 / (1 - saved / 100) - 100:.0f}",
+        "dong_speed_up": f"{100 / (1 - printed_speed_ups.DONG_SAVED / 100) - 100:.0f}",
         "source_least": str(claimed[0]),
         "source_most": str(claimed[-1]),
         "source_rule": formula(rule),
@@ -178,8 +177,7 @@ def longer_budgets() -> Values:
 
     Raises AssertionError where the records no longer say what the pages say in words.
     """
-    runs = [record for name in ladder_analysis.EXPERIMENTS for record in experiments.load(name)]
-    records = ladder_analysis.standing(runs)
+    records = ladder_records()
     bits = {text: ladder_tables.bits(experiments.load("ladder-tables"), text) for text in ladder.TEXTS}
     found = {
         (text, budget): _against_learned(records, text, budget)
