@@ -114,12 +114,13 @@ def date_timings(app: Any, document: nodes.document) -> None:
     found = sorted({one for name, origins in timings().items() if f'"{name}"' in text for one in origins})
     if found:
         of = ", ".join(f"commit {commit[:8]} ({date})" for date, commit in found)
-        older = any(differs(commit) for _, commit in found)
-        age = "the code has changed since, the times are those of then" if older else "the code is the same"
+        age = "; the library has changed since" if any(differs(commit) for _, commit in found) else ""
         again = "python -m paper experiments NAME --case LABEL --compare"
-        words = nodes.paragraph("", f"Times on this page: measured with {of}; {age}. To measure one again: ")
+        words = nodes.paragraph("", f"Measured with {of}{age}. To measure one again: ")
         words += nodes.literal(again, again)
-        next(iter(document.findall(nodes.section)), document).append(nodes.note("", words))
+        summary = '<details class="evidence"><summary>When the times on this page were measured</summary>'
+        fold = [nodes.raw("", html, format="html") for html in (summary, "</details>")]
+        next(iter(document.findall(nodes.section)), document).extend([fold[0], words, fold[1]])
 
 
 def repository() -> str:
