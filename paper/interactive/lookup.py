@@ -140,9 +140,19 @@ def _curve(kind: str, row: list[float]) -> str:
     return f'<polyline class="{kind}" points="{points}"/>'
 
 
+def _on(row: list[float]) -> str:
+    """Where a curve's name stands: on the curve, where it passes one half, or at its end."""
+    at = next((i for i, chance in enumerate(row) if chance < 0.5), 0)
+    if not at:
+        return f'x="{RIGHT}" y="{_y(row[-1]) + 4}" text-anchor="end"'
+    left, right = _x(TOKENS[at - 1]), _x(TOKENS[at])
+    x = left + (right - left) * (row[at - 1] - 0.5) / (row[at - 1] - row[at])
+    return f'x="{round(x, 2)}" y="{_y(0.5) + 4}" text-anchor="middle"'
+
+
 def _picture(found: dict[int, list[float]], apart: list[float], words: Words) -> str:
-    """Axes, a curve for each width with its name where it passes one half or ends, and that of two matrices. One matrix
-    and two have the colours that figures give them (`plots.LOOKS`), by the style sheet."""
+    """Axes, a curve for each width with its name on it, and that of two matrices. One matrix and two have the colours
+    that figures give them (`plots.LOOKS`), by the style sheet."""
     ticks = "".join(
         f'<text class="tick" x="{LEFT - 6}" y="{_y(share / 100) + 4}" text-anchor="end">{share} %</text>'
         f'<path class="grid" d="M {LEFT} {_y(share / 100)} H {RIGHT}"/>'
@@ -154,11 +164,7 @@ def _picture(found: dict[int, list[float]], apart: list[float], words: Words) ->
     curves, names = _curve("two", apart), ""
     for width, row in found.items():
         curves += _curve("one", row)
-        at = next((i for i, chance in enumerate(row) if chance < 0.5), len(row) - 1)
-        end = ' text-anchor="end"' if at > len(row) - 3 else ""
-        names += (
-            f'<text class="name" x="{_x(TOKENS[at]) + (-2 if end else 3)}" y="{_y(row[at]) - 5}"{end}>{width}</text>'
-        )
+        names += f'<text class="name" {_on(row)}>{width}</text>'
     names += (
         f'<path class="one chosen" d="M {LEFT} 28 h 20"/>'
         f'<text class="name one" x="{LEFT + 26}" y="32">{words.one}</text>'
