@@ -4,7 +4,6 @@ from ortho.attention.linear.favor import FEATURES
 from paper import experiments
 from paper.claims.report import Shown, table
 from paper.experiments.speed import attention_analysis as clock
-from paper.experiments.speed.analysis import Row
 
 __all__ = ["HEADERS", "rival_rows", "rivals"]
 
@@ -40,14 +39,4 @@ def _row(name: str) -> tuple[str, ...]:
         if row["arm"] == f"{name} causal" and row["arms"] in {"main", name} and not row["compiled"]
     ]
     (cpu,), (gpu,) = ([row for row in found if experiments.on_cpu(row["device"]) == on] for on in (True, False))
-    return label, r"$N \times N$ work", finds, *map(_faster, (cpu, gpu))
-
-
-def _faster(row: Row) -> str:
-    """From which length on a clock says that it is faster: between which two measured ones, where it crosses."""
-    least, most = row["alike"]
-    if least != most:
-        return clock.in_words(row["alike"])
-    before = max(N for N in row["lengths"] if least >= N)
-    after = min(N for N in row["lengths"] if least < N)
-    return f"from between {before:,} and {after:,} on"
+    return label, r"$N \times N$ work", finds, clock.in_words(cpu["alike"]), clock.in_words(gpu["alike"])
