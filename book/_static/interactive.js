@@ -69,18 +69,18 @@
   // Chapter 12: writes, and bars of what each key is answered by then.
 
   function number(value) {
-    return String(Number(value.toPrecision(4))).replace("-", "−");
+    return value.toFixed(1).replace("-", "−");
   }
 
   function bars(keys, figures, widest) {
     const rows = keys.flatMap((key, i) =>
       Object.entries(MEMORIES).map(([memory, name]) => {
         const value = figures[memory][i];
-        const reaches = (end) => `${(9 * Math.abs(end)) / widest}rem`;
+        const reaches = (end) => `calc(var(--reach) * ${Math.abs(end) / widest})`;
         const bar = made("td", {}, made("span", { class: "bar", style: `width: ${reaches(value)}` }));
         const last = figures.wanted[i];
         if (last !== null) bar.append(made("span", { class: "last", style: `left: ${reaches(last)}` }));
-        const wanted = `last value: ${last === null ? "none yet" : number(last)}`;
+        const wanted = `last value: ${last === null ? "none yet" : last}`;
         const cells = [bar, made("td", {}, number(value)), made("td", {}, wanted)];
         return made("tr", {}, made("th", { scope: "row" }, `${key}, ${name}`), ...cells);
       }),

@@ -52,21 +52,22 @@ def test_ratios_are_medians_within_repetitions():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "crossing"),
+    ("ratios", "crossing", "words"),
     [
-        ({512: 1000 / 512, 1024: 1000 / 1024, 2048: 0.4}, (1000, 1000)),  # ratios of 1000 / N
-        ({512: 0.9, 1024: 0.5}, (0, 512)),
-        ({512: 3.0, 1024: 1.0}, (1024, math.inf)),
-        ({512: 0.9, 1024: 1.0, 2048: 0.5}, (1024, 1024)),  # faster for good
+        ({512: 1.9, 1024: 0.9, 2048: 0.4}, (512, 1024), "from a length between 512 and 1,024 on"),
+        ({512: 0.9, 1024: 0.5}, (0, 512), "at every length measured, from 512 on"),
+        ({512: 3.0, 1024: 1.0}, (1024, math.inf), "at no length measured, up to 1,024"),
+        ({512: 0.9, 1024: 1.0, 2048: 0.5}, (1024, 2048), "from a length between 1,024 and 2,048 on"),  # for good
     ],
 )
-def test_a_crossover_is_where_a_mechanism_gets_faster_for_good(ratios, crossing):
-    assert rows.crossover(ratios) == pytest.approx(crossing)
+def test_a_crossover_is_where_a_mechanism_gets_faster_for_good(ratios, crossing, words):
+    assert rows.crossover(ratios) == crossing
+    assert rows.in_words(crossing) == words
 
 
 def test_crossovers_of_the_records():
     (row,) = rows.crossovers(powers(linear=1))  # N against N^2 / 4096
-    assert row["alike"] == pytest.approx((4096, 4096))
+    assert row["alike"] == (4096, 8192)
 
 
 # -------------------------------------------------------------------------------------------------------- steps

@@ -1,24 +1,27 @@
-"""The rivals of softmax attention, a row each: what they save, what they can still find, and where a clock says so."""
+"""The rivals of softmax attention, a row each: what they can still find, and from which length on they are faster."""
 
 from ortho.attention.linear.favor import FEATURES
 from paper import experiments
 from paper.claims.report import Shown, table
 from paper.experiments.speed import attention_analysis as clock
-from paper.experiments.speed.analysis import Row
 
 __all__ = ["HEADERS", "rival_rows", "rivals"]
 
-HEADERS = ("", "saves", "can still find", "faster on the CPU", "faster on the GPU")
+HEADERS = ("", "can still find", "faster on the CPU", "faster on the GPU")
 
 # Arm of the records -> its name, what a head with it finds at most (chapters 10 to 12), the study that timed it.
 _RIVALS = {
-    "linear": ("linear attention", "at most $m$ tokens, with $m$ features", "attention-speed"),
+    "linear": ("linear attention", "at most as many tokens as a key has features", "attention-speed"),
     "favor": (
         "FAVOR+",
-        f"at most $m$ tokens; at width 64, {FEATURES} features and unit scores it is worse than equal weights",
+        f"the same; with {FEATURES} features its weights can be further from softmax's than equal weights are",
         "attention-speed",
     ),
-    "delta": ("delta rule", "at most $d_k$ unrelated pairs, each key's last value", "memory-speed"),
+    "delta": (
+        "delta rule",
+        "at most as many unrelated pairs as a key has numbers; of each key the last value",
+        "memory-speed",
+    ),
 }
 
 
@@ -40,14 +43,4 @@ def _row(name: str) -> tuple[str, ...]:
         if row["arm"] == f"{name} causal" and row["arms"] in {"main", name} and not row["compiled"]
     ]
     (cpu,), (gpu,) = ([row for row in found if experiments.on_cpu(row["device"]) == on] for on in (True, False))
-    return label, r"$N \times N$ work", finds, *map(_faster, (cpu, gpu))
-
-
-def _faster(row: Row) -> str:
-    """From which length on a clock says that it is faster: between which two measured ones, where it crosses."""
-    least, most = row["alike"]
-    if least != most:
-        return clock.in_words(row["alike"])
-    before = max(N for N in row["lengths"] if least >= N)
-    after = min(N for N in row["lengths"] if least < N)
-    return f"from between {before:,} and {after:,} on"
+    return label, finds, clock.in_words(cpu["alike"]), clock.in_words(gpu["alike"])

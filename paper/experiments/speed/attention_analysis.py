@@ -101,44 +101,36 @@ def exponent(points: Mapping[int, float]) -> float:
 
 
 def crossover(ratios: Mapping[int, float]) -> tuple[float, float]:
-    """Bounds (least, most) of the length from which on ratios stay below 1.
+    """Between which measured lengths ratios fall below 1 for good: the last with a ratio of at least 1, and the next.
 
-    If a ratio of at least 1 and a following one below 1 enclose the crossing, both bounds are the same number,
-    interpolated on logarithmic axes. Otherwise (0, the shortest length) if all ratios are below 1, and (the longest,
-    infinity) if the last one is not. Raises ValueError without ratios.
+    (0, the shortest length) if all ratios are below 1, and (the longest, infinity) if the last one is not. Raises
+    ValueError without ratios.
     """
     expect(ratios, "ratios", "at least one length", "none")
     lengths = sorted(ratios)
-    slower = [N for N in lengths if ratios[N] >= 1]
-    if not slower:
-        return 0.0, float(lengths[0])
-    if slower[-1] == lengths[-1]:
-        return float(lengths[-1]), math.inf
-    before, after = slower[-1], lengths[lengths.index(slower[-1]) + 1]
-    above, below = math.log(ratios[before]), math.log(ratios[after])
-    at = before * (after / before) ** (above / (above - below))
-    return at, at
+    slower = max((N for N in lengths if ratios[N] >= 1), default=0)
+    return slower, min((N for N in lengths if slower < N), default=math.inf)
 
 
 def crossovers(records: Iterable[Record]) -> list[Row]:
     """One row per series of a mechanism with `FEWEST` lengths or more: `alike`, the `crossover` with the softmax
-    attention that sees the same keys, from which on the mechanism is faster for good; `lengths`, those measured."""
+    attention that sees the same keys, from which on the mechanism is faster for good."""
     found = []
     for key, group in series(rows(records)).items():
         like = {row["N"]: row["ratio_alike"][1] for row in group if row["ratio_alike"]}
         if len(like) >= FEWEST and not key[-1].startswith(YARDSTICK):
-            found.append({**dict(zip(SERIES, key, strict=True)), "alike": crossover(like), "lengths": sorted(like)})
+            found.append({**dict(zip(SERIES, key, strict=True)), "alike": crossover(like)})
     return found
 
 
 def in_words(crossing: tuple[float, float]) -> str:
-    """A crossover in words; an interpolated one is rounded to two digits."""
-    least, most = crossing
-    if least == 0:
-        return f"at every length measured, from {most:,.0f} on"
-    if most == math.inf:
-        return f"at no length measured, up to {least:,.0f}"
-    return f"from about {float(f'{least:.2g}'):,.0f} on"
+    """From which length on a mechanism is faster: between which two measured ones, where its time crosses the other."""
+    slower, faster = crossing
+    if slower == 0:
+        return f"at every length measured, from {faster:,} on"
+    if faster == math.inf:
+        return f"at no length measured, up to {slower:,}"
+    return f"from a length between {slower:,} and {faster:,} on"
 
 
 def _flops(case: Mapping[str, Any], arm: str) -> float:
