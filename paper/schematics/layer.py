@@ -20,9 +20,9 @@ GRADIENTS = {
 }
 # What is written beside the arrows of a colour: where it starts, and the text.
 WORDS: dict[str, tuple[Point, str]] = {
-    BLUE: ((4.9, 7.2), "dashed: only if learned"),
-    ORANGE: ((6.3, 6.2), "gradient through the scores:\nunless it is stopped"),
-    GREEN: ((3.8, -0.15), "gradient through the values: always"),
+    BLUE: ((4.9, 7.2), "dashed: ORA drops these two"),
+    ORANGE: ((6.3, 6.2), "gradient through the scores:\nORA keeps it"),
+    GREEN: ((3.8, -0.15), "gradient through the values"),
     FORWARD: ((5.6, 1.5), "forward"),
 }
 
