@@ -119,8 +119,8 @@ def date_timings(app: Any, document: nodes.document) -> None:
         words = nodes.paragraph("", f"Measured with {of}{age}. To measure one again: ")
         words += nodes.literal(again, again)
         summary = '<details class="evidence"><summary>When the times on this page were measured</summary>'
-        fold = [nodes.raw("", html, format="html") for html in (summary, "</details>")]
-        next(iter(document.findall(nodes.section)), document).extend([fold[0], words, fold[1]])
+        opening, closing = (nodes.raw("", html, format="html") for html in (summary, "</details>"))
+        next(iter(document.findall(nodes.section)), document).extend([opening, words, closing])
 
 
 def repository() -> str:

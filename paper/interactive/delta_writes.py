@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ortho.attention.recurrence import token_by_token
-from paper.interactive.markup import attribute
+from paper.interactive.markup import attribute, decimal
 
 __all__ = ["KEYS", "STORY", "WRITES", "Step", "delta_writes", "steps"]
 
@@ -78,4 +78,4 @@ def _answers(S: torch.Tensor) -> list[float]:
 
 
 def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value + 0.0:.1f}".replace("-", "\N{MINUS SIGN}") for value in values)
+    return ", ".join(decimal(value, ".1f") for value in values)

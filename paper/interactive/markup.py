@@ -18,6 +18,6 @@ def attribute(data: Any) -> str:
     return escape(json.dumps(data, separators=(",", ":")))
 
 
-def decimal(number: SupportsFloat) -> str:
-    """A decimal with up to four digits and a typographic minus sign; zero is never negative."""
-    return f"{float(number) + 0.0:.4g}".replace("-", "\N{MINUS SIGN}")
+def decimal(number: SupportsFloat, digits: str = ".4g") -> str:
+    """A decimal with up to four digits, or in another format, and a typographic minus sign; zero is never negative."""
+    return f"{float(number) + 0.0:{digits}}".replace("-", "\N{MINUS SIGN}")
